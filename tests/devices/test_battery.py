@@ -21,7 +21,7 @@ from holdfast.injection import ailments, symptoms
 from holdfast.injection.symptoms import Symptom
 
 DEVICE = "pretend:0"
-SILENCE = 15.0
+SILENCE = 60.0
 """Seconds without a word after which these probes are killed: many times what they take on a busy machine."""
 pytestmark = pytest.mark.skipif(processes.portable(), reason="these share one process to fork from")
 
@@ -337,7 +337,8 @@ def test_a_host_that_dies_takes_no_result_with_it(place: Path) -> None:
 @pytest.mark.all
 def test_probes_share_a_process_as_long_as_nothing_fails(host: Host, place: Path) -> None:
     """One that fails there is done again alone, and the next ones have a new process."""
-    names = ["first step", "transfer", "linear fp32", "conv2d fp32", "attention fp32", "network in company"]
+    names = ["first step", "transfer", "linear fp32", "conv2d fp32", "attention fp32", "known answers"]
+    names += ["network in company"]
     pids: list[int] = []
     start = host.start
 
@@ -350,7 +351,7 @@ def test_probes_share_a_process_as_long_as_nothing_fails(host: Host, place: Path
         found = list(run(DEVICE, select(DEVICE, only=names), host, share=True))
         assert {result.status for result in found} <= {"passed", "skipped"}
         assert [result.probe for result in found] == [name for each in names for name in find(each).names]
-        assert len(pids) == 4, "one before an optimizer was needed, one with, and two in company"
+        assert len(pids) == 3, "one for all that share, and two in company"
         pids.clear()
         symptoms.write(place, [Symptom("wrong", kernel="convolution", part="backward")])
         found = list(run(DEVICE, select(DEVICE, only=names[2:5]), host, share=True))

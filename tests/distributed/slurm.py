@@ -6,7 +6,8 @@
         cluster.state(job)                    # "RUNNING", "COMPLETED", …
 
 Each machine is a node with its name (m0, m1, …) and one slurmd; slurmctld is on the first. Nothing is installed or
-configured outside of the folder that is given. `missing()` says why there can be no cluster here, for a skip.
+configured outside of the folder that is given. Slurm waits for as long as a credential is valid (here 6 s, usually
+120 s) before it starts a requeued job again. `missing()` says why there can be no cluster here, for a skip.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ ClusterName=test
 SlurmctldHost=m0
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=6
 CredType=cred/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
+GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 JobRequeue=1
@@ -48,7 +50,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-NodeName={nodes} CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 State=UNKNOWN
+NodeName={nodes} CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 Gres=gpu:8 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -78,6 +80,9 @@ class Cluster:
         for name in names:
             (self.folder / f"spool-{name}").mkdir()
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # not used, but slurmd asks for one
+        for number in range(8):  # Slurm counts files of any kind as cards
+            (self.folder / f"card{number}").touch()
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/card[0-7]\n")
         (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, nodes=",".join(names)))
         (self.folder / "munge.key").write_bytes(os.urandom(128))
         (self.folder / "munge.key").chmod(0o600)

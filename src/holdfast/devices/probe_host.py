@@ -51,7 +51,6 @@ class Shared:
 
     child: Child
     folder: Path
-    trains: bool
     turns: int = 0
 
 
@@ -127,17 +126,17 @@ class Host:
         To open a device takes longer than most probes do.
         """
         self.poll()
-        device, trains = str(config["device"]), "training" in config["probe"]["checks"]
+        device = str(config["device"])
         with self._lock:
             shared = self._shared.get(device)
-            if shared is not None and shared.child.code is None and (shared.trains or not trains):
+            if shared is not None and shared.child.code is None:
                 shared.turns += 1
                 write_json(shared.folder / f"next-{shared.turns}.json", {**config, "caches": str(self.caches)})
                 return shared.child
             self.part(device)
             folder = self.caches / f"shared-{self._count}"
             folder.mkdir(parents=True)
-            self._shared[device] = Shared(self.start({**config, "stay": str(folder)}), folder, trains)
+            self._shared[device] = Shared(self.start({**config, "stay": str(folder)}), folder)
             return self._shared[device].child
 
     def part(self, device: str | None = None) -> None:

@@ -14,6 +14,11 @@ goes on trying, less and less often. When a process for that seat is ready, the 
 
 With `spares` there are more seats than ranks. A process that is ready and in no roster waits; it takes the place of one
 that is lost at once. The new process for the lost seat is the next spare.
+
+With a `ladder` (rank_ladder.py) a new process may be on another device than the one before. A rank whose device has
+recovered is replaced at the next commit: the others are invited as for a new rank, and only its process ends.
+
+Seats on the CPU beside accelerators (`beside`) have a process that waits until the ranks want it (share_keeper.py).
 """
 
 from __future__ import annotations
@@ -34,8 +39,11 @@ from holdfast.base.folders import open_growing
 from holdfast.distributed import roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import SEAT
+from holdfast.distributed.rank_devices import MOVED
+from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_nursery import Forker
 from holdfast.distributed.roster import Roster
+from holdfast.distributed.share_keeper import left_out
 from holdfast.run.messages import Exited, Forked, Message, RankWanted, Unsafe
 
 LOG = "ranks.log"
@@ -132,8 +140,11 @@ class RankAgent:
         preload: Sequence[str] = (),
         least: int | None = None,
         spares: int = 0,
+        ladder: RankLadder | None = None,
+        beside: bool = False,
     ) -> None:
         self.job = job
+        self._beside = beside
         self.least = ranks if least is None else least
         """With so many ranks the others go on where a seat cannot be filled."""
         self.log = log
@@ -151,6 +162,7 @@ class RankAgent:
         self._code = 0
         self._slowest = 0.0
         """Seconds from asking for a process to its being ready, the longest so far."""
+        self._ladder = ladder
         self._forker = Forker(preload)
 
     @property
@@ -206,6 +218,8 @@ class RankAgent:
                 member.done = False
         for member in self._members:
             self._look_whether_ready(member)
+        if self._ladder is not None:
+            self._ladder.tick()
         self._start_missing()
         self._publish()
         if self._hopeless and self.pids and len(self._chosen()) < self.least and not self._ending:
@@ -216,7 +230,7 @@ class RankAgent:
     def _hear(self, message: Message | None) -> None:
         if isinstance(message, Forked):
             assert self._forking is not None
-            self._forking.pid, self._forking.ready = message.pid, False
+            self._begun(self._forking, message.pid)
             self._forking = None
         elif isinstance(message, Unsafe):
             member, self._forking = self._forking, None
@@ -235,7 +249,10 @@ class RankAgent:
 
     def _ended(self, member: Member, code: int) -> None:
         self.job.note(f"exit-{member.pid}", {"code": code})
-        trained = roster.forget(self.job, member.pid)
+        left = self.job.left(member.seat, member.pid) or {}
+        if self._ladder is not None and not self._ending and (left.get("why") != "device" or not self._flexible):
+            self._ladder.ended(member.seat, member.pid, code, generation=self._number)
+        trained = roster.forget(self.job, member.pid) or left.get("why") == MOVED
         was_rank = trained if self._flexible else member.ready
         now = time.monotonic()
         self._code = code
@@ -275,6 +292,8 @@ class RankAgent:
         missing = next((each for each in wanted if each.pause_until <= now), None)
         if missing is not None:
             self._forking, missing.begun = missing, now
+            if self._ladder is not None:
+                self._ladder.starting(missing.seat)
             self._forker.fork(RankWanted(tuple(self._words), self._env_of(missing), os.getcwd()))
 
     def _start_fresh(self, member: Member) -> None:
@@ -288,7 +307,12 @@ class RankAgent:
                 env=self._env_of(member),
                 start_new_session=True,
             )
-        member.pid, member.ready = member.process.pid, False
+        self._begun(member, member.process.pid)
+
+    def _begun(self, member: Member, pid: int) -> None:
+        member.pid, member.ready = pid, False
+        if self._ladder is not None:
+            self._ladder.started(member.seat, pid)
 
     def _env_of(self, member: Member) -> dict[str, str]:
         local = member.seat if member.local < 0 else member.local
@@ -302,19 +326,26 @@ class RankAgent:
 
         Ranks that train are asked to leave their group first, and only for a new one: so they lose nothing by it.
         """
-        here = self._chosen()
+        here, waiting = self._chosen(), self._left_out()
         if self._ending or any(member.done for member in self._members) or len(here) < self.least:
             return
         if len(here) < self._ranks and any(
-            self._is_worth_waiting_for(each) for each in self._members if not each.ready
+            self._is_worth_waiting_for(each) for each in self._members if not each.ready and each.seat not in waiting
         ):
             return
         now = {member.seat: member.pid for member in here}
+        if self._published.keys() - now.keys() & waiting and not roster.asked(self.job, self._number):
+            return  # the ranks have found that it is better left out, and will commit before they leave their group
         if self._published.items() <= now.items() and self._published:
             if now != self._published and not any(map(self._is_coming, self._members)):
                 roster.invite(self.job, self._number)  # one meeting for all that come at about the same time
+            moving = self._ladder is not None and self._ladder.someone_leaves
+            if moving:
+                roster.invite(self.job, self._number)
             if not roster.asked(self.job, self._number):
                 self._asked_at = None
+                return
+            if moving:  # its process ends once it has left the group, and the next roster has the new one
                 return
             self._asked_at = self._asked_at or time.monotonic()
             if time.monotonic() - self._asked_at < _DEATH_COMES or not all(map(self._lives, now.values())):
@@ -331,7 +362,10 @@ class RankAgent:
                     self._drop_slots(seat)  # the others have committed without it
         pids = {rank: member.pid for rank, member in enumerate(here)}
         seats = tuple(member.seat for member in here)
-        self._announce(Roster(self._number, pids, seats, self._ranks, machines=tuple(each.machine for each in here)))
+        if self._ladder is not None:
+            self._ladder.meets(self._number, seats)
+        machines = tuple(member.machine for member in here)
+        self._announce(Roster(self._number, pids, seats, self._ranks - len(waiting), machines=machines))
 
     def _announce(self, now: Roster) -> None:
         roster.publish(self.job, now)
@@ -345,10 +379,15 @@ class RankAgent:
 
     def _chosen(self) -> list[Member]:
         """The members of the next roster: those that train, those that take the seat of one that did, then others."""
-        ready = [member for member in self._members if member.ready]
+        waiting = self._left_out()
+        ready = [member for member in self._members if member.ready and member.seat not in waiting]
         known = self._published
         ready.sort(key=lambda each: (known.get(each.seat) != each.pid, each.seat not in known, each.seat))
         return sorted(ready[: self._ranks], key=lambda member: member.seat)
+
+    def _left_out(self) -> frozenset[int]:
+        """Seats on the CPU whose processes wait, because the accelerators are faster without them, or may be."""
+        return left_out(self.job) if self._beside else frozenset()
 
     def _is_worth_waiting_for(self, member: Member) -> bool:
         """Whether the others wait for this seat, which has no process that is ready."""
@@ -400,6 +439,8 @@ class RankAgent:
         for pid in self.pids:  # all had their time to save: one that is left waits in an exchange for ever
             processes.send_group(pid, processes.KILL)
         self._forker.close()
+        if self._ladder is not None:
+            self._ladder.close("finished" if self.returncode == 0 else "stopped")
         for member in self._members:
             if member.process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -97,6 +97,12 @@ class Job:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
+    def marks(self, rank: int) -> Path:
+        """Where it notes which sample it reads, for the process after it."""
+        folder = self.path / f"marks-{rank}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
     def arenas(self, rank: int) -> list[Arena]:
         """The slots that earlier processes of this rank have left; all of one size belong together."""
         by_size: dict[int, list[Path]] = {}
@@ -152,6 +158,9 @@ class Job:
 
     def noted(self, name: str) -> dict[str, Any]:
         return read_json(self.path / f"note-{name}.json") or {}
+
+    def forget(self, name: str) -> None:
+        (self.path / f"note-{name}.json").unlink(missing_ok=True)
 
     def end(self, outcome: dict[str, Any]) -> None:
         """The run is over. The first word counts: what others find afterwards follows from it."""

@@ -325,8 +325,19 @@ class LeaderAgent(RankAgent):
         self._say(f"{machine.name} is lost: {why}")
         if self._number:
             self._note_gone(machine, f"{machine.number}-{self._number}", None, silence, {"why": why})
+            self._break_group()
+
+    def _break_group(self) -> None:
+        """All ranks leave the group that is now, also those that are still connecting and see no connection end."""
+        if self._now is not None and self._now.spans:
             roster.tell_to_leave(self.job, self._number)
             self._broadcast(LeaveGroup(self._number))
+
+    def _ended(self, member: Member, code: int) -> None:
+        trained = self._published.get(member.seat) == member.pid
+        super()._ended(member, code)
+        if code and trained:
+            self._break_group()
 
     def _check_who_never_came(self) -> None:
         """A machine that has not connected in all the time it had is not waited for any longer."""

@@ -22,7 +22,9 @@ import hmac
 import json
 import select
 import socket
+import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -228,8 +230,7 @@ class MachineLink:
         self.sock = sock
         self.trusted = False
         """Its other end has shown that it knows the token."""
-        self.rtt = 0.0
-        """Seconds to the other machine and back, the longest so far."""
+        self._rtts: deque[float] = deque(maxlen=16)
         self.place: tuple[int, int] | None = None
         """How far the last rank beyond this link has come."""
         self._floor = floor
@@ -250,6 +251,11 @@ class MachineLink:
     @property
     def silence(self) -> float:
         return time.monotonic() - self._heard
+
+    @property
+    def rtt(self) -> float:
+        """Seconds to the other machine and back, as usual: a cable that was cut for a while does not count."""
+        return statistics.median(self._rtts) if self._rtts else 0.0
 
     @property
     def limit(self) -> float:
@@ -344,7 +350,7 @@ class MachineLink:
         now = time.monotonic()
         self._echo = (pulse.sent, now)
         if pulse.echo >= 0:
-            self.rtt = max(self.rtt, now - pulse.echo - pulse.held)
+            self._rtts.append(now - pulse.echo - pulse.held)
         self.place = None if pulse.attempt == -2 else (pulse.attempt, pulse.phase)
 
     def check(self) -> None:

@@ -26,6 +26,11 @@ SEAT = "HOLDFAST_SEAT"
 """The seat of a rank whose agent is ours."""
 MACHINE = "HOLDFAST_MACHINE"
 """The number of this machine, where there are several."""
+CORES = "HOLDFAST_LAUNCHED_CORES"
+"""CPU threads for all ranks together, where nobody has asked for a number and devices are of different kinds."""
+
+START_AGAIN = 76
+"""The exit code of a rank that asks the agent for a new one."""
 
 OWN_AGENT = {"HOLDFAST_RANKS_STAY": "1", "TORCHELASTIC_RUN_ID": "holdfast"}
 """In the environment of ranks whose agent is ours (agent.py): it replaces the one that is lost, and the others stay."""

@@ -192,7 +192,7 @@ def await_next(job: Job, *, after: int, launcher: int, stop: Callable[[], bool] 
                 return roster
         if time.monotonic() - looked >= _LOOK:
             looked = time.monotonic()
-            if job.outcome is not None or not _runs(launcher) or stop():
+            if job.outcome is not None or not runs(launcher) or stop():
                 raise RosterGone
         time.sleep(_NAP)
 
@@ -217,7 +217,7 @@ def gather(job: Job, rank: int, ranks: int, number: int, *, launcher: int, port:
         now = read(job)
         if now is None or now.number != number:
             raise ConnectionError("another rank was lost while the ranks met")
-        if job.outcome is not None or not _runs(launcher):
+        if job.outcome is not None or not runs(launcher):
             raise ConnectionError("the run is over, or the agent is gone: nobody replaces a rank that is lost")
         if _left(job, number).exists():
             raise ConnectionError("a machine was lost while the ranks met")
@@ -240,7 +240,7 @@ def port_of(job: Job, number: int, rank: int) -> int | None:
     return int((read_json(path) or {}).get("port", 0)) if path.stat().st_size else 0
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     """Whether this process is there and not dead: one that was killed stays until its parent has asked for it."""
     info = processes.inspect(pid)
     return processes.exists(pid) and (info is None or info.state not in "ZX")

@@ -47,13 +47,15 @@ _CACHES = {
 
 
 THREADS = 4
+_COMPILE = ("compare.compiled", "script_step.script")
+"""Functions of probes that need `torch._dynamo`: to compile, or for the optimizer of a script."""
 
 
 class ProbeNursery(Nursery):
     """Has what probes need, and forks one per message.
 
-    The first optimizer of a process imports `torch._dynamo`, which takes as long as torch itself. A probe that needs
-    none is forked before that, and is at work meanwhile.
+    `torch._dynamo` takes as long to import as torch itself, and the quick set does without. A probe that compiles or
+    runs a script is forked after that import, and all others before it where there is a choice.
     """
 
     first = (
@@ -65,10 +67,11 @@ class ProbeNursery(Nursery):
     _complete = False
 
     def _fork(self, config: dict[str, Any], fds: list[int]) -> None:
-        if "training" in config["probe"]["checks"] or config.get("occupy"):
+        if config["probe"]["function"] in _COMPILE and not config.get("occupy"):
             self._import_rest()
         super()._fork(config, fds)
-        if not self.channel.has_news():  # probes of two devices may wait: none of them for an import it does not need
+        # Probes of two devices may wait: none of them for an import it does not need.
+        if config.get("full") and not self.channel.has_news():
             self._import_rest()
 
     def _import_rest(self) -> None:

@@ -19,12 +19,13 @@ import copy
 import importlib.util
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from holdfast.probes import layers
 from holdfast.probes.bench import CPU, HALF_SCALE, Bench, Skip
@@ -112,6 +113,39 @@ def compiled(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
 
 
 # One way to compute -------------------------------------------------------------------------------------------------
+
+
+class AdamW:
+    """`torch.optim.AdamW`, the same kernels in the same order, without what makes it slow to begin with.
+
+    The first optimizer of a process imports `torch._dynamo`, which takes as long as torch itself. Its function alone
+    does not.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._parameters = list(parameters)
+        self.param_groups = [{"params": self._parameters}]
+        """As a GradScaler looks for them."""
+        self._means = [torch.zeros_like(each, memory_format=torch.preserve_format) for each in self._parameters]
+        self._squares = [torch.zeros_like(each, memory_format=torch.preserve_format) for each in self._parameters]
+        self._steps = [torch.tensor(0.0) for _ in self._parameters]
+
+    def zero_grad(self) -> None:
+        for each in self._parameters:
+            each.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        with_gradient = [at for at, each in enumerate(self._parameters) if each.grad is not None]
+
+        def of(tensors: list[Tensor]) -> list[Tensor]:
+            return [tensors[at] for at in with_gradient]
+
+        gradients = [each.grad for each in of(self._parameters) if each.grad is not None]
+        adamw(
+            of(self._parameters), gradients, of(self._means), of(self._squares), [], of(self._steps), amsgrad=False,
+            beta1=0.9, beta2=0.999, lr=RATE, weight_decay=1e-2, eps=EPSILON, maximize=False,
+        )  # fmt: skip
 
 
 class Work:
@@ -204,7 +238,7 @@ class Work:
     def training(self) -> Tensors:
         """The losses of some steps, and the weights after them."""
         own, computes = self._fresh()
-        optimizer = torch.optim.AdamW(own.parameters(), lr=RATE, eps=EPSILON)
+        optimizer = AdamW(own.parameters())
         scaler = self._scaler()
         losses = []
         for step in range(STEPS):
@@ -220,7 +254,7 @@ class Work:
     def pace(self, steps: int) -> list[float]:
         """Seconds of each of some steps of training, the device waited for after each."""
         own, computes = self._fresh()
-        optimizer = torch.optim.AdamW(own.parameters(), lr=RATE, eps=EPSILON)
+        optimizer = AdamW(own.parameters())
         inputs, times = self._inputs(self.sizes[0]), []
         for _ in range(steps):
             began = time.perf_counter()

@@ -205,18 +205,20 @@ class Teller:
             return self._output.stat().st_size
         return 0
 
-    def pump_output(self) -> None:
+    def pump_output(self) -> bool:
+        """What the script printed since the last time, to the face; whether there was anything."""
         size = self.output_size()
         if size <= self._output_at:
-            return
+            return False
         try:
             with open_regular(self._output) as file:
                 file.seek(self._output_at)
                 text = file.read(size - self._output_at)
         except OSError:  # somebody has just taken the folder away
-            return
+            return False
         self._output_at = size
         self.face.output(text.decode(errors="replace"))
+        return True
 
     def last_words(self) -> str:
         return last_words(self._output, self._worker_at)

@@ -116,6 +116,11 @@ class Inquest:
         return [*current, *(late.opinion for late in self._late)]
 
     @property
+    def open(self) -> bool:
+        """There is a case, or the CPU is computing something."""
+        return self.case is not None or bool(self.pending)
+
+    @property
     def waits(self) -> bool:
         """Whether the CPU is computing the step of the case."""
         return self._opinion is not None

@@ -74,13 +74,16 @@ class Saving:
         else:
             self.context.memory.let_go(sequence)
 
+    def due_in(self) -> float:
+        """Seconds until the next checkpoint that `checkpoint.every` asks for; below zero where it is due."""
+        return self.context.settings.checkpoint.every - (time.monotonic() - self.keeping.last_wish)
+
     def tick(self) -> None:
         context = self.context
         self._storage.look()
         if self.keeping.stuck():
             self.keeping.kill()
-        waited = time.monotonic() - self.keeping.last_wish
-        if waited >= context.settings.checkpoint.every and context.memory.newest() is not None:
+        if self.due_in() <= 0.0 and context.memory.newest() is not None:
             self.keeping.wish(SaveReason.TIME)
         else:
             self.keeping.send()

@@ -57,7 +57,13 @@ __all__ = ["Outcome", "Plan", "Supervisor"]
 
 TICK = 0.1
 QUICK = 0.01
-"""Seconds between two looks, and in a crisis."""
+CALM = 0.5
+"""Seconds between two looks, those in a crisis, and those at a worker that trains while nothing else is under way.
+
+A signal, a message, the end of a process and the moment at which a silence is too long wake the supervisor in any case.
+Each look takes a core from the training for most of a millisecond, and threads that compute together wait for the one
+that was interrupted: ten looks a second were 1 % of a run on two cores.
+"""
 KEEPER_PATIENCE, KEEPER_HURRY = 60.0, 1.0
 """Seconds the keeper has to leave at the end of a run, and when nobody wants to wait."""
 
@@ -88,6 +94,8 @@ class Supervisor(RunLoop):
         self._throttle = Throttle(context, self.workers)
         self._limit_in = TICK
         """Seconds until the worker's silence would be too long: the next look comes no later."""
+        self._calm = False
+        """At the last look a worker was at its steps, and nothing else was under way."""
 
     @property
     def worker(self) -> WorkerProcess | None:
@@ -154,16 +162,17 @@ class Supervisor(RunLoop):
         sources: list[Any] = [self._signals.wake, *self.workers.sources]
         if self.keeping.channel is not None:
             sources.append(self.keeping.channel)
-        patience = QUICK if self._crisis is not None or (self.worker and self.worker.gone) else TICK
+        patience = min(CALM, max(TICK, self._saving.due_in())) if self._calm else TICK
+        if self._crisis is not None or (self.worker and self.worker.gone):
+            patience = QUICK
         ready, _, _ = select.select(sources, [], [], max(0.001, min(patience, self._limit_in)))
         self.workers.notice_exit(ready)
 
     def _tick(self) -> None:
         """Every now and then: what the script printed, a beat for readers elsewhere, a checkpoint."""
-        self.teller.pump_output()
-        beat = self.workers.read_board()
-        if beat is not None and self.beat_due():
-            self.mirror(beat, self.context.device)
+        printed = self.teller.pump_output()
+        if self.worker is not None and self.beat_due():
+            self.mirror(self.worker.board.read(), self.context.device)
         self._saving.tick()
         if self._stopping is None and self._crisis is None:
             self.workers.tick()
@@ -172,6 +181,10 @@ class Supervisor(RunLoop):
         self.tell_gathered()
         if self._stopping is None:
             self._trusting.tick()
+        if printed or self._stopping is not None or not self.keeping.idle or self._recovery.inquest.open:
+            self._calm = False
+        if self._trusting.probing or self.context.gathering.open_cases:
+            self._calm = False
 
     def close_processes(self) -> None:
         self.teller.pump_output()
@@ -234,8 +247,8 @@ class Supervisor(RunLoop):
     # -- looking -------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Has the worker ended, has it gone silent, has it committed?"""
-        self._limit_in = TICK
+        """Has the worker ended, does it hang (silent for longer than its limit), has it committed?"""
+        self._limit_in, self._calm = TICK, False
         if self.worker is not None:
             self._recovery.notice_commit()
         self._recovery.tick()
@@ -253,6 +266,8 @@ class Supervisor(RunLoop):
         silence = self._watch.silence(beat)
         limit = self._watch.limit_now(beat, silence)
         self._limit_in = limit - silence
+        # Without a descriptor for its end nobody wakes us; from half of the limit on, we look at what it waits for.
+        self._calm = worker.pidfd is not None and self.context.accounts.steps > 0 and silence < limit / 2
         if self._limit_in <= 0:
             self._worker_hangs(worker, beat, limit)
         else:
@@ -278,7 +293,7 @@ class Supervisor(RunLoop):
     # -- what became of the worker -------------------------------------------------------------------------
 
     def _worker_hangs(self, worker: WorkerProcess, beat: Beat, limit: float) -> None:
-        """Silent for too long: keep its stacks, end it, and let the ladder decide."""
+        """Silent for too long: keep its stacks, end it, and let the ladder decide; unless it went on meanwhile."""
         info = processes.inspect(worker.pid)
         fault = self._watch.hung(beat, limit, self.context.device, info.state if info else None)
         path = self.run_folder.path / f"stacks-{worker.generation}.txt"

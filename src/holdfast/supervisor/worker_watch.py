@@ -32,7 +32,7 @@ from holdfast.supervisor.watchdog import allowed_silence, may_take_any_time, mer
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at what a silent worker waits for."""
-PAUSE = 1.0
+PAUSE = 1.5
 """Seconds between two looks from which on this process itself was stopped: a closed lid, a paused container."""
 
 
