@@ -128,7 +128,7 @@ class LeaderAgent(RankAgent):
         self._all_here = 0
         """The last roster whose ranks have all heard that all are here."""
         self._told_over = False
-        self._begun = time.monotonic()
+        self._since = time.monotonic()
         self._boards = Boards(job)
         self._place: tuple[int, int] | None = None
         self._looked = 0.0
@@ -342,7 +342,7 @@ class LeaderAgent(RankAgent):
     def _check_who_never_came(self) -> None:
         """A machine that has not connected in all the time it had is not waited for any longer."""
         missing = [each for each in self._machines.values() if not each.agent]
-        late = time.monotonic() - self._begun > self._patience
+        late = time.monotonic() - self._since > self._patience
         if not missing or not late or self._number or self._ending or self.job.outcome is not None:
             return
         if len(self._chosen()) < self.least:
@@ -437,7 +437,7 @@ class LeaderAgent(RankAgent):
         machine = self._machines.get(member.machine)
         if machine is not None and machine.link is None:
             came = bool(machine.agent)
-            return not self._number and (came or time.monotonic() - self._begun < self._patience)
+            return not self._number and (came or time.monotonic() - self._since < self._patience)
         return super()._is_worth_waiting_for(member)
 
     # -- the end -------------------------------------------------------------------------------------------
