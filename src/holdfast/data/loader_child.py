@@ -407,7 +407,7 @@ def may_draw(dataset: Any) -> bool:
 
 
 def _arrays_of(tensors: tuple[Any, ...]) -> list[Any]:
-    """The tensors as arrays, where taking rows out of each gives, bit by bit, what stacking them gives; else nothing."""
+    """The tensors as arrays, where rows taken out of each are, bit by bit, what stacking them gives; else nothing."""
     for each in tensors:
         if type(each) is not torch.Tensor or each.device.type != "cpu" or each.layout is not torch.strided:
             return []
