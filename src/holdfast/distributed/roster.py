@@ -121,8 +121,8 @@ def read(job: Job) -> Roster | None:
     if said is None:
         return None
     pids = {int(rank): int(pid) for rank, pid in said["pids"].items()}
-    more = {"machines": tuple(said["machines"]), "connect": float(said["connect"])}
-    return Roster(int(said["number"]), pids, tuple(said["seats"]), int(said["wanted"]), **more)
+    seats, machines = tuple(said["seats"]), tuple(said["machines"])
+    return Roster(int(said["number"]), pids, seats, int(said["wanted"]), machines, float(said["connect"]))
 
 
 def ask(job: Job, number: int) -> None:
