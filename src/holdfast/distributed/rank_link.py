@@ -531,7 +531,7 @@ class Writer(LocalLink):
     def _record(self, fault: Fault, moved: str = "") -> Path:
         reason = "this rank is replaced, the others stay" if self.place.stays else "all ranks are started again"
         group = self.place.roster
-        if group is not None and fault.device.startswith("machine"):
+        if group is not None and (fault.device or "").startswith("machine"):
             back = group.ranks == group.wanted
             reason = "its ranks were replaced, the others stay" if back else "the others continue without its ranks"
         elif group is not None and fault.device in [f"rank {seat}" for seat in group.empty]:
