@@ -1,8 +1,8 @@
 """The part `ranks_compared` of bench.py: one of two ranks is killed once, with `holdfast launch` and three other tools.
 
-All train jobs/killed_rank.py, undisturbed and with SIGKILL for rank 1 in the middle of the second epoch. The ways
-(torchrun, torchft, Ray Train, `holdfast launch`) take turns. torchft and Ray are none of our dependencies and are left
-out unless TORCHFT_PYTHON and RAY_PYTHON name interpreters that have them and the same torch:
+All train jobs/killed_rank.py, once undisturbed, and then with SIGKILL for rank 1 in the middle of the second epoch. The
+ways (torchrun, torchft, Ray Train, `holdfast launch`) take turns. torchft and Ray are none of our dependencies and are
+left out unless TORCHFT_PYTHON and RAY_PYTHON name interpreters that have them and the same torch:
 
     python -m venv ray && ray/bin/pip install 'ray[train]' torch==2.12.1
     python -m venv torchft && torchft/bin/pip install torchft-nightly torch==2.12.1
@@ -29,7 +29,7 @@ from common import JOBS, Bound, command, end_group, exactly, say
 JOB = JOBS / "killed_rank.py"
 AT = 160
 """The step after which rank 1 is killed; an epoch has 100."""
-EPOCHS = 8
+EPOCHS = int(os.environ.get("HOLDFAST_BENCH_EPOCHS", "8"))
 PATIENCE = 600.0
 TORCHFT = os.environ.get("TORCHFT_PYTHON")
 RAY = os.environ.get("RAY_PYTHON")
@@ -39,14 +39,16 @@ MISSING = {name for name, python in (("torchft", TORCHFT), ("ray", RAY)) if not 
 def ranks_compared(scratch: Path, quick: bool) -> dict[str, Any]:
     """Seconds until the run is past the step of the kill, steps computed again, and whether weights are the same."""
     found: dict[str, Any] = {"torchrun": [], "torchft": [], "ray": [], "holdfast": []}
+    plain: dict[str, dict[str, Any]] = {}
     for number in range(1 if quick else 3):
         for name in found:
             if name in MISSING:
                 continue
-            plain = _once(scratch / f"{name}-{number}-undisturbed", name, kill=False)
+            if name not in plain:  # the same numbers every time
+                plain[name] = _once(scratch / f"{name}-undisturbed", name, kill=False)
             result = _once(scratch / f"{name}-{number}", name, kill=True)
-            result["weights_equal"] = _same(plain.pop("weights"), result.pop("weights"))
-            result["undisturbed_s"] = plain["seconds"]
+            result["weights_equal"] = _same(plain[name]["weights"], result.pop("weights"))
+            result["undisturbed_s"] = plain[name]["seconds"]
             found[name].append(result)
             say(f"  {name}: {result}")
     return found

@@ -273,7 +273,7 @@ def test_a_slow_rank_gets_less_and_a_loss_changes_nothing(tmp_path: Path, ddp: b
 
     Commits come at the end of an epoch only.
     """
-    job = {"length": 1600, "batch": 32, "epochs": 4, "ddp": ddp}
+    job: dict[str, Any] = {"length": 1600, "batch": 32, "epochs": 4, "ddp": ddp}
 
     def changes(launch: Launched) -> list[str]:
         return [each for each in launch.notes() if each.startswith("from step ")]
@@ -324,7 +324,7 @@ def test_a_rank_that_was_named_gets_less(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("lag", "stays"), [("0:0.02 1:0.02", True), ("0:0.005 1:1", False)], ids=["helps", "slow"])
 def test_the_cpu_beside_another_device(tmp_path: Path, lag: str, stays: bool) -> None:
     """`pretend:0` computes on the CPU and counts as a device of another kind."""
-    job = {"length": 320, "batch": 32, "epochs": 14 if stays else 40}
+    job: dict[str, Any] = {"length": 320, "batch": 32, "epochs": 14 if stays else 40}
 
     def verdicts(launch: Launched) -> list[str]:
         return [each for each in launch.notes() if each.startswith("the CPU ")]

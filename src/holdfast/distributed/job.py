@@ -29,6 +29,8 @@ from holdfast.state.slots import Arena, Slot
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "holdfast-job-"
 _PATIENCE = 60.0
+GONE = "gone"
+"""Notes whose names begin so: a rank of another machine has ended, or all of a machine (leader.py)."""
 
 
 class Job:

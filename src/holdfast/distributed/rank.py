@@ -27,7 +27,7 @@ from holdfast.base.board import Phase
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
 from holdfast.distributed import rank_devices, roster
 from holdfast.distributed.job import Job
-from holdfast.distributed.place import CORES, LAUNCHER, Place
+from holdfast.distributed.place import CORES, LAUNCHER, MACHINE, START_AGAIN, Place
 from holdfast.distributed.rank_devices import MOVED, Told
 from holdfast.distributed.rank_nursery import NESTED, RankNursery
 from holdfast.distributed.share_keeper import Policy
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from holdfast.distributed.group import Group
     from holdfast.distributed.rank_link import Follower, Writer
 
-START_AGAIN = 76
-"""The exit code that asks the agent for new ranks."""
 _FATAL = ("non_finite", "wrong_numbers", "bad_data", "user_error", "unsupported")
 """What new ranks would only meet again."""
 _OF_DEVICE = ("wrong_numbers", "unsupported")
@@ -64,8 +62,8 @@ def live(order: Order, place: Place, make: Callable[[], RunFolder]) -> int:
     board = job.new_board(place.seat)
     _stop_politely(board)
     run = _run_folder(job, place, make)
-    if place.watched and place.run:
-        _speak_into(Path(place.run), place)
+    if place.watched and (place.run or place.stays):
+        _speak_into(Path(place.run) if place.run else job.path, place)
     try:
         _Life(order, place, job, board, run).to_the_end()
     except HoldfastError as error:
@@ -136,6 +134,8 @@ def _stop_politely(board: Board) -> None:
     def asked(*_: object) -> None:
         if NESTED in os.environ and os.getppid() != parent and _runs(launcher):
             os._exit(START_AGAIN)  # only the nursery has died: there will be another
+        if int(os.environ.get(MACHINE) or 0) and not _runs(launcher):
+            os._exit(START_AGAIN)  # the agent of this machine has died: the others go on without its ranks
         board.request_stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -173,7 +173,7 @@ def _speak_into(run: Path, place: Place) -> None:
     """What this rank prints goes to a file of the run; the first one's is shown."""
     from holdfast.worker import worker
 
-    worker._redirect_output(run / ("output.log" if place.local_rank == 0 else f"output-rank{place.seat}.log"))
+    worker._redirect_output(run / ("output.log" if place.seat == 0 else f"output-rank{place.seat}.log"))
     worker._prepare_stacks(run / f"stacks-rank{place.seat}.txt")
 
 
@@ -349,12 +349,19 @@ class _Life:
         if self.place.stays:
             before = self.place.restarts if self.groups else 0
             self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank; a spare may wait for days
-            now = roster.await_next(self.job, after=before, launcher=int(os.environ.get(LAUNCHER) or 0))
+            launcher = int(os.environ.get(LAUNCHER) or 0)
+            now = roster.await_next(self.job, after=before, launcher=launcher, stop=self._stops_alone)
             rank = now.rank_of(os.getpid())
             assert rank is not None
             self.place = replace(
-                self.place, rank=rank, ranks=now.ranks, local_ranks=now.ranks, restarts=now.number, roster=now
+                self.place, rank=rank, ranks=now.ranks, local_ranks=now.beside(rank), restarts=now.number, roster=now
             )
+
+    def _stops_alone(self) -> bool:
+        """Asked to stop while others are away: nobody is there to agree on it with. This rank can save the state."""
+        from holdfast.distributed.rank_link import Writer
+
+        return isinstance(self.link, Writer) and self.board.stop_requested
 
     def _go_on(self, group: Group) -> None:
         """From the newest snapshot that all have."""
@@ -485,6 +492,8 @@ def _run_script(
         link, run=described, rungs=[Rung(told.device)], rung=0, settings=settings, device=device, peers=group
     )
     pieces = int(link.job.noted(PIECES).get("pieces", 1))
+    if place.roster is not None and place.roster.spans:  # each machine has notes of its own
+        pieces = max(int(each["pieces"]) for each in group.of_all([{"pieces": pieces}]))
     session.begin_with(pieces=pieces, cpu_batch=False, probation=told.probation, leave_out=left_out)
     if pieces > 1:
         session._attempts.pieces.stay()
