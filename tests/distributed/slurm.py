@@ -42,6 +42,7 @@ SelectTypeParameters=CR_Core
 JobRequeue=1
 ReturnToService=2
 KillWait=30
+SlurmdTimeout=10
 OverTimeLimit=0
 SchedulerParameters=requeue_setup_env_fail,batch_sched_delay=1,sched_interval=1,bf_interval=1
 StateSaveLocation={folder}/state
@@ -96,8 +97,8 @@ class Cluster:
         self._start(0, "munged", *munge)
         assert wait_until((self.folder / "munge.socket").exists), self.said("munged")
         self._start(0, "slurmctld", "-D")
-        for k, name in enumerate(names):
-            self._start(k, "slurmd", "-D", "-N", name)
+        for k in range(len(names)):
+            self.start_node(k)
         assert wait_until(lambda: self.nodes().count("idle") == len(names)), self.said("slurmctld")
         return self
 
@@ -111,6 +112,10 @@ class Cluster:
         with open(self.folder / f"{name}-{machine}.out", "ab") as out:
             more: dict[str, Any] = {"stdout": out, "stderr": out, "stdin": subprocess.DEVNULL, "env": self.env}
             self.machines.popen(machine, [path, *words], start_new_session=True, **more)
+
+    def start_node(self, machine: int) -> None:
+        """Its slurmd, at the beginning and after the machine was without power."""
+        self._start(machine, "slurmd", "-D", "-N", self.machines.name(machine))
 
     def said(self, name: str) -> str:
         """What a daemon has printed and logged, for the message of an assertion."""

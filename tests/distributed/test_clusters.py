@@ -162,6 +162,28 @@ def test_the_signal_before_the_time_limit_is_early_enough(cluster: Cluster, tmp_
 @needs_slurm
 @pytest.mark.long
 @pytest.mark.timeout(900)
+def test_a_job_whose_node_has_failed_goes_on_when_there_are_two_again(
+    cluster: Cluster, tmp_path: Path, undisturbed: str
+) -> None:
+    """Slurm notices that the node is gone and queues the job again; the first machine saves when Slurm ends it."""
+    job = _submit(cluster, "slurm.sbatch", tmp_path)
+    assert wait_until(lambda: _rows(tmp_path, 1)[20:], PATIENCE), _said(tmp_path)
+    cluster.machines.power_off(1)
+    assert wait_until(lambda: cluster.fields(job)["Restarts"] == "1", PATIENCE), _said(tmp_path)
+    cluster.machines.mend(1)
+    cluster.start_node(1)
+    _wait_for_end(cluster, job, tmp_path)
+    assert cluster.state(job) == "COMPLETED", _said(tmp_path)
+    receipt = _receipt(tmp_path / "runs" / job)
+    assert (receipt["weights_sha256"], receipt["steps"], receipt["steps_lost"]) == (undisturbed, STEPS, 0)
+    rows = _rows(tmp_path, 0) + _rows(tmp_path, 1)
+    assert any(row["restarts"] == 1 and row["first"] > 0 for row in rows), "the second start went on"
+    _each_sample_once(rows)
+
+
+@needs_slurm
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_cancelled_job_saves_and_is_not_queued_again(cluster: Cluster, tmp_path: Path) -> None:
     job = _submit(cluster, "slurm.sbatch", tmp_path)
     assert wait_until(lambda: _rows(tmp_path, 1)[20:], PATIENCE), _said(tmp_path)

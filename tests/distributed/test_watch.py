@@ -171,7 +171,9 @@ def test_a_rank_is_one_that_an_agent_started() -> None:
         (["--nproc", "two", "x.py"], "--nproc is two"),
         (["--nproc", "2", "--min-ranks", "3", "x.py"], "--min-ranks 3 does not fit --nproc 2"),
         (["--nproc", "2", "--spares", "-1", "x.py"], "--spares is -1"),
-        (["--nodes", "2", "--master", "a", "--min-ranks", "1", "--nproc", "2", "x.py"], "works on one machine only"),
+        (["--nodes", "2", "--master", "a", "--min-ranks", "5", "--nproc", "2", "x.py"], "--nproc 2 on 2 machines"),
+        (["--nodes", "2", "--master", "a:b", "x.py"], "`b` is no port"),
+        (["--nodes", "2", "--master", "a", "--wait-for-machines", "soon", "x.py"], "--wait-for-machines soon"),
         (["--nodes", "2", "x.py"], "--nodes needs --master"),
         (["--devices", "gpu,cpu", "x.py"], "unknown device `gpu`"),
         (["--devices", "cuda:77,cpu", "x.py"], "`cuda:77`"),
@@ -207,9 +209,15 @@ def test_continue_wants_the_arguments_of_the_run(
     said = capsys.readouterr().err
     assert f"{folder.name} was started with other arguments" in said and "it has lr=0.2 run.seed=0" in said
     assert main(["launch", "--continue", "--nproc", "2", "x.py", "lr=0.2", "run.folder=runs", "--seed", "1"]) == 2
+    capsys.readouterr()
+    later = create(read_order("x.py", ["lr=0.4", "run.folder=runs"]))  # what a machine that lost the others has saved
+    (folder.path / "checkpoints" / "000007").mkdir()
+    (later.path / "checkpoints" / "000006").mkdir()
+    assert main(["launch", "--continue", "--nproc", "2", "x.py", "lr=0.4", "run.folder=runs"]) == 2
+    assert f"{folder.name} was started with other arguments" in capsys.readouterr().err, "it is furthest"
     folder.update_info(state=RunState.FINISHED)
     for node in ("0", "1"):  # every machine of a job that is started once more
         words = ["--nodes", "2", "--node-rank", node, "--master", "a", "x.py", "run.folder=runs"]
         assert main(["launch", "--continue", *words]) == 0
         assert f"{folder.name} is finished" in capsys.readouterr().out
-    assert len(list_runs(tmp_path / "runs")) == 1
+    assert len(list_runs(tmp_path / "runs")) == 2
