@@ -315,7 +315,7 @@ class Fetcher:
                         early = None
             except DrewMore:
                 del items[begin:]
-                self.seeding.drew_more()  # of another generator, too, perhaps: then they are read twice, not three times
+                self.seeding.drew_more()  # of another generator, too, perhaps: then they are read twice, not thrice
             except _DrewEarly:
                 raise
             except Exception:
@@ -408,7 +408,7 @@ def may_draw(dataset: Any) -> bool:
 
 
 def _arrays_of(tensors: tuple[Any, ...]) -> list[Any]:
-    """The tensors as arrays, where taking rows out of each gives, bit by bit, what stacking them gives; else nothing."""
+    """The tensors as arrays, if rows taken out of each are, bit by bit, what stacking them gives; else nothing."""
     for each in tensors:
         if type(each) is not torch.Tensor or each.device.type != "cpu" or each.layout is not torch.strided:
             return []
