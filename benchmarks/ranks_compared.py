@@ -1,8 +1,15 @@
-"""The part `ranks_compared` of bench.py: one of two ranks is killed once, with torchrun, torchft and `holdfast launch`.
+"""The part `ranks_compared` of bench.py: one of two ranks is killed once, with `holdfast launch` and three other tools.
 
-All train jobs/killed_rank.py, undisturbed and with SIGKILL for rank 1 in the middle of the second epoch. The ways take
-turns. torchft is left out unless TORCHFT_PYTHON names an interpreter that has it and torch: it is none of our
-dependencies. Its settings are those of its README, and each of its replicas is below a torchrun that restarts it.
+All train jobs/killed_rank.py, once undisturbed, and then with SIGKILL for rank 1 in the middle of the second epoch. The
+ways (torchrun, torchft, Ray Train, `holdfast launch`) take turns. torchft and Ray are none of our dependencies and are
+left out unless TORCHFT_PYTHON and RAY_PYTHON name interpreters that have them and the same torch:
+
+    python -m venv ray && ray/bin/pip install 'ray[train]' torch==2.12.1
+    python -m venv torchft && torchft/bin/pip install torchft-nightly torch==2.12.1
+    RAY_PYTHON=ray/bin/python TORCHFT_PYTHON=torchft/bin/python python benchmarks/bench.py --parts ranks_compared
+
+The settings of torchft are those of its README, and each of its replicas is below a torchrun that restarts it. Ray has
+a cluster of its own for each run, with two processors, and `max_failures=3`.
 """
 
 from __future__ import annotations
@@ -22,22 +29,26 @@ from common import JOBS, Bound, command, end_group, exactly, say
 JOB = JOBS / "killed_rank.py"
 AT = 160
 """The step after which rank 1 is killed; an epoch has 100."""
-EPOCHS = 8
+EPOCHS = int(os.environ.get("HOLDFAST_BENCH_EPOCHS", "8"))
 PATIENCE = 600.0
 TORCHFT = os.environ.get("TORCHFT_PYTHON")
+RAY = os.environ.get("RAY_PYTHON")
+MISSING = {name for name, python in (("torchft", TORCHFT), ("ray", RAY)) if not python}
 
 
 def ranks_compared(scratch: Path, quick: bool) -> dict[str, Any]:
     """Seconds until the run is past the step of the kill, steps computed again, and whether weights are the same."""
-    found: dict[str, Any] = {"torchrun": [], "torchft": [], "holdfast": []}
+    found: dict[str, Any] = {"torchrun": [], "torchft": [], "ray": [], "holdfast": []}
+    plain: dict[str, dict[str, Any]] = {}
     for number in range(1 if quick else 3):
         for name in found:
-            if name == "torchft" and not TORCHFT:
+            if name in MISSING:
                 continue
-            plain = _once(scratch / f"{name}-{number}-undisturbed", name, kill=False)
+            if name not in plain:  # the same numbers every time
+                plain[name] = _once(scratch / f"{name}-undisturbed", name, kill=False)
             result = _once(scratch / f"{name}-{number}", name, kill=True)
-            result["weights_equal"] = _same(plain.pop("weights"), result.pop("weights"))
-            result["undisturbed_s"] = plain["seconds"]
+            result["weights_equal"] = _same(plain[name]["weights"], result.pop("weights"))
+            result["undisturbed_s"] = plain[name]["seconds"]
             found[name].append(result)
             say(f"  {name}: {result}")
     return found
@@ -61,6 +72,10 @@ def _commands(name: str, folder: Path) -> list[tuple[list[str], dict[str, str]]]
     if name == "holdfast":
         given = [f"folder={folder}", f"epochs={EPOCHS}", "run.threads=1", f"run.folder={folder}", "-q"]
         return [(command("launch", "--nproc", "2", str(JOB), *given), {})]
+    if name == "ray":
+        assert RAY is not None
+        # Ray would send statistics home, and pass our path on to its workers. Its start fails after 30 s.
+        return [([RAY, *words], {"PYTHONPATH": "", "RAY_USAGE_STATS_ENABLED": "0"})]
     assert TORCHFT is not None
     port, lighthouse = free_port(), str(Path(TORCHFT).with_name("torchft_lighthouse"))
     flags = ["--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000"]

@@ -324,6 +324,7 @@ WRONG = {
         ("x = 1", "has no attribute 'PROBES'"),
         ("PROBES = ['a']", "must be a list of Probe"),
         (PROBE.replace("big sort", "first step"), "called `first step` already"),
+        (PROBE.replace('"index"', '"indexes"'), "has the family `indexes`, which does not exist"),
     ],
     "workloads/a.py": [("def train(session:", "cannot be read as a workload")],
     "engines/a.py": [

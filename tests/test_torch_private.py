@@ -1,4 +1,4 @@
-"""What leans on names that torch keeps for itself: all of them, who uses them, and that this torch has them.
+"""What leans on names that torch keeps for itself: one file has all of them, and this torch has them.
 
 A private name may go or change with any version of torch. One that is used anew is entered here, with a thought of what
 happens without it; one that a new torch has no more is found by this test, before a run finds it.
@@ -19,38 +19,30 @@ import holdfast
 HOME = Path(holdfast.__file__).parent
 TRIED = ("2.6", "2.12")
 """The oldest torch that is supported, and the newest with which these names were looked at."""
-USED = {
-    "torch._C._current_graph_task_id": {"injection/pretend.py", "worker/operators/look.py"},
-    "torch._C._get_mkldnn_enabled": {"planning/kernels.py"},
-    "torch._C._get_nnpack_enabled": {"planning/kernels.py"},
-    "torch._C._set_mkldnn_enabled": {"planning/kernels.py"},
-    "torch._C._set_nnpack_enabled": {"planning/kernels.py"},
-    "torch._debug_has_internal_overlap": {"state/parts.py"},
-    "torch._dynamo.reset": {"planning/choice.py"},
-    "torch._foreach_copy_": {
-        "state/cuda_copies.py", "state/savepoint.py", "state/snapshot.py", "workloads/detection/training.py",
-    },
-    "torch._foreach_lerp_": {"workloads/detection/training.py"},
-    "torch._inductor.aoti_compile_and_package": {"optimize/engines/aot.py"},
-    "torch._inductor.aoti_load_package": {"optimize/engines/aot.py"},
-    "torch._ops.OpOverload": {"optimize/graph.py"},
-    "torch.cuda._sleep": {"injection/chaos.py"},
-    "torch.distributed._broadcast_coalesced": {"distributed/group.py"},
-    "torch.distributed.distributed_c10d._set_pg_timeout": {"distributed/group.py"},
-    "torch.nn.modules.batchnorm._BatchNorm": {"worker/step.py"},
-    "torch.utils._python_dispatch.TorchDispatchMode": {
-        "injection/pretend.py", "probes/wrong_kernels.py", "worker/operators/look.py", "worker/operators/recorder.py",
-    },
-    "torch.utils._python_dispatch._disable_current_modes": {
-        "worker/operators/confirmation.py", "worker/operators/zeros.py",
-    },
-    "torch.utils._python_dispatch.is_traceable_wrapper_subclass": {"state/flatten.py"},
-    "torch.utils.data._DatasetKind": {"integrations/exact/process_generators.py"},
-    "torch.utils.data._utils.pin_memory": {"data/loader_processes.py"},
-    "torch.utils.data._utils.signal_handling": {"data/loader_processes.py"},
-    "torch.utils.data._utils.worker": {"data/loader_child.py"},
-    "torch.utils.data.dataloader._BaseDataLoaderIter": {"integrations/exact/loaders.py"},
-}  # fmt: skip
+PLACE = "state/torch_private.py"
+USED = (
+    "torch._C._current_graph_task_id",
+    "torch._C._get_mkldnn_enabled",
+    "torch._C._get_nnpack_enabled",
+    "torch._C._set_mkldnn_enabled",
+    "torch._C._set_nnpack_enabled",
+    "torch._debug_has_internal_overlap",
+    "torch._foreach_copy_",
+    "torch._inductor.aoti_compile_and_package",
+    "torch._inductor.aoti_load_package",
+    "torch.cuda._sleep",
+    "torch.distributed._broadcast_coalesced",
+    "torch.distributed.distributed_c10d._set_pg_timeout",
+    "torch.nn.modules.batchnorm._BatchNorm",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils._python_dispatch._disable_current_modes",
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
+    "torch.utils.data._DatasetKind",
+    "torch.utils.data._utils.pin_memory",
+    "torch.utils.data._utils.signal_handling",
+    "torch.utils.data._utils.worker",
+    "torch.utils.data.dataloader._BaseDataLoaderIter",
+)
 
 
 def private_names(tree: ast.AST) -> Iterator[str]:
@@ -81,12 +73,12 @@ def is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
-def test_private_names_are_used_where_this_file_says() -> None:
+def test_private_names_are_used_in_one_file() -> None:
     found: dict[str, set[str]] = {}
     for path in HOME.rglob("*.py"):
         for name in private_names(ast.parse(path.read_text(encoding="utf-8"))):
             found.setdefault(name, set()).add(path.relative_to(HOME).as_posix())
-    assert found == USED
+    assert found == {name: {PLACE} for name in USED}
 
 
 def test_that_rule_sees_what_it_looks_for() -> None:

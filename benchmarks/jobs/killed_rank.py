@@ -1,13 +1,15 @@
-"""One job for `holdfast launch`, torchrun and torchft: a model in DistributedDataParallel, of which a rank is killed.
+"""One job for `holdfast launch` and three other tools: a model in DistributedDataParallel, of which a rank is killed.
 
     holdfast launch --nproc 2 killed_rank.py folder=FOLDER epochs=3
     torchrun --nproc-per-node 2 --max-restarts 3 killed_rank.py torchrun FOLDER 3
     torchrun --nproc-per-node 1 --max-restarts 3 killed_rank.py torchft FOLDER 3      # one for each replica
+    python killed_rank.py ray FOLDER 3
 
 The second way is that of torch's tutorial on elastic training: rank 0 saves at the end of each epoch, and all ranks
 load that after a restart. The third one is torchft's example: two replicas, and one that was lost gets its state from
-the other. Nothing is drawn at random in the steps, so a repeated step can be the same. Every rank writes its process,
-step and time after each step to `steps-RANK.log`.
+the other. The fourth one is that of Ray Train's guide: rank 0 reports a checkpoint at the end of each epoch, and all
+workers load the newest one after a failure. Nothing is drawn at random in the steps, so a repeated step can be the
+same. Every rank writes its process, step and time after each step to `steps-RANK.log`.
 """
 
 from __future__ import annotations
@@ -129,6 +131,68 @@ def _with_torchft(folder: str, epochs: int) -> None:
     manager.shutdown(wait=False)
 
 
+def _with_ray(folder: str, epochs: int) -> None:
+    import shutil
+    import tempfile
+
+    import ray
+    from ray import train
+    from ray.train.torch import TorchTrainer
+
+    place = tempfile.mkdtemp(prefix="ray-")  # short: it has sockets
+    try:
+        ray.init(num_cpus=RANKS, object_store_memory=200 << 20, _temp_dir=place)
+        trainer = TorchTrainer(
+            _worker_of_ray,
+            train_loop_config={"folder": folder, "epochs": epochs},
+            scaling_config=train.ScalingConfig(num_workers=RANKS),
+            run_config=train.RunConfig(
+                name="job", storage_path=folder, failure_config=train.FailureConfig(max_failures=3)
+            ),
+        )
+        trainer.fit()
+    finally:
+        ray.shutdown()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _worker_of_ray(config: dict[str, Any]) -> None:
+    import tempfile
+
+    from ray import train
+    from ray.train.torch import prepare_model
+
+    torch.set_num_threads(1)
+    folder, epochs, rank = config["folder"], config["epochs"], train.get_context().get_world_rank()
+    network, optimizer = _network()
+    samples, first, saved = _samples(), 0, train.get_checkpoint()
+    if saved is not None:
+        with saved.as_directory() as place:
+            state = torch.load(Path(place, "last.pt"))
+        network.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["epoch"]
+    model = prepare_model(network)
+    for step in range(first * STEPS, epochs * STEPS):
+        x, y = _part(samples, step, rank)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        _write(folder, rank, step + 1)
+        if (step + 1) % STEPS == 0:
+            with tempfile.TemporaryDirectory() as place:
+                epoch, checkpoint = (step + 1) // STEPS, None
+                if rank == 0:
+                    state = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
+                    torch.save({**state, "epoch": epoch}, Path(place, "last.pt"))
+                    checkpoint = train.Checkpoint.from_directory(place)
+                train.report({"epoch": epoch}, checkpoint=checkpoint)
+    if rank == 0:
+        torch.save(network.state_dict(), Path(folder, "weights.pt"))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"torchrun": _below_torchrun, "torchft": _with_torchft}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    {"torchrun": _below_torchrun, "torchft": _with_torchft, "ray": _with_ray}[sys.argv[1]](
+        sys.argv[2], int(sys.argv[3])
+    )

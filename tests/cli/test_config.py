@@ -44,6 +44,8 @@ run.folder                 runs      default
 run.seed                   7         command line
 run.threads                auto      default
 run.device                 cuda:0    ~/.config/holdfast/config.toml:1
+run.devices                off       default
+run.shares                 auto      default
 run.portable               false     default
 run.stacks                 true      default
 run.tensorboard            true      default

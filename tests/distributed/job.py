@@ -6,7 +6,8 @@ which samples it was given; `once` does what a process can do only once; `ddp` w
 do, with several exchanges in each backward, and `full="1:4:2:backward"` runs out of memory between two of them,
 `full="1:4:1:optimizer"` after all of them; `wait="10 25"` waits before those steps until `seen` has a file go-10, then
 go-25; `double` computes in float64; `lag="1:0.03"` has rank 1 read each sample so many seconds longer; each forward
-multiplies matrices of the size `work`; the rank `deaf` ignores SIGTERM, as some scripts do.
+multiplies matrices of the size `work`; the rank `deaf` ignores SIGTERM, as some scripts do; the samples `bad="5 17"`
+cannot be read, and those of `deadly` end the process that reads them.
 """
 
 from __future__ import annotations
@@ -27,15 +28,21 @@ from holdfast.base.board import Phase
 class Numbers(torch.utils.data.Dataset[Any]):
     """Each sample says which one it is; its noise is drawn anew in each epoch."""
 
-    def __init__(self, length: int, lag: float = 0.0) -> None:
+    def __init__(self, length: int, lag: float = 0.0, bad: str = "", deadly: str = "") -> None:
         self.length = length
         self.lag = lag
+        self.bad = {int(each) for each in bad.split()}
+        self.deadly = {int(each) for each in deadly.split()}
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         time.sleep(self.lag)
+        if index in self.bad:
+            raise ValueError(f"recording {index} ends too soon")
+        if index in self.deadly:
+            os.kill(os.getpid(), signal.SIGSEGV)
         own = torch.Generator().manual_seed(index)
         x = torch.randn(8, generator=own) + 0.1 * torch.randn(8)
         return x, (x.sum() > 0).long(), index
@@ -60,6 +67,8 @@ def train(
     lag: str = "",
     work: int = 0,
     deaf: int = -1,
+    bad: str = "",
+    deadly: str = "",
 ) -> None:
     torch.manual_seed(3)
     if session.rank == deaf and session.run.generation < 2:
@@ -73,10 +82,9 @@ def train(
         model.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
-    slow, _, seconds = lag.partition(":")
-    held_up = float(seconds) if lag and session.rank == int(slow) else 0.0
+    held_up = {int(rank): float(seconds) for rank, _, seconds in (each.partition(":") for each in lag.split())}
     matrix = torch.ones(work, work)
-    data = holdfast.Loader(Numbers(length, held_up), batch_size=batch, shuffle=True)
+    data = holdfast.Loader(Numbers(length, held_up.get(session.rank, 0.0), bad, deadly), batch_size=batch, shuffle=True)
     if ddp:
         torch.distributed.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)

@@ -39,7 +39,16 @@ JOB = {"plain": True, "double": True, "length": 60, "batch": 12, "epochs": 6}
 class Launched:
     """One launch, and what its ranks show."""
 
-    def __init__(self, folder: Path, ranks: int, *words: str, wait: str, snapshot: str = "auto", **job: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        *words: str,
+        wait: str = "",
+        snapshot: str = "auto",
+        env: dict[str, str] | None = None,
+        **job: Any,
+    ) -> None:
         self.folder = folder
         self.seen = folder / "seen"
         self.seen.mkdir()
@@ -48,11 +57,12 @@ class Launched:
         given["snapshot.every"] = snapshot
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
         gone = ",".join(f"{seat}={path}" for seat, path in self.away.items())
-        command = [sys.executable, "-m", "holdfast", "launch", "--nproc", str(ranks), *words, script.__file__]
+        many = () if "--devices" in words else ("--nproc", str(ranks))
+        command = [sys.executable, "-m", "holdfast", "launch", *many, *words, script.__file__]
         self.process = subprocess.Popen(
             [*command, *(f"{key}={value}" for key, value in given.items()), "--json", "-q"],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, away.VARIABLE: gone},
+            env={**os.environ, "PYTHONPATH": path, away.VARIABLE: gone, **(env or {})},
             cwd=folder,
         )
         self._boards: Boards | None = None
@@ -149,30 +159,39 @@ class Launched:
     def weights(self) -> dict[str, torch.Tensor]:
         return load_file(self.run.path / "final.safetensors")
 
+    def notes(self) -> list[str]:
+        """What the record says beside faults."""
+        events = list(self.run.events()) if list_runs(self.folder) else []
+        return [str(event.data.get("text")) for event in events if event.kind == "note"]
+
     def samples(self) -> dict[int, Counter[int]]:
-        """How often each sample was used, by epoch. Of a step that was done again the last time counts."""
-        last: dict[str, int] = {}
-        parts: dict[tuple[str, int], list[list[str]]] = {}
-        for path in self.seen.glob("part-*.txt"):
-            number = int(path.stem.split("-")[1])
-            for line in path.read_text().splitlines():
-                epoch, step, *samples = line.split()
-                last[step] = max(last.get(step, 0), number)
-                parts.setdefault((step, number), []).append([epoch, *samples])
-        used: dict[int, Counter[int]] = {}
-        for step, number in last.items():
-            for epoch, *samples in parts[step, number]:
-                used.setdefault(int(epoch), Counter()).update(map(int, samples))
-        return used
+        return used_samples(self.seen)
 
 
-def alone(folder: Path, **job: Any) -> dict[str, torch.Tensor]:
+def used_samples(seen: Path) -> dict[int, Counter[int]]:
+    """How often each sample was used, by epoch. Of a step that was done again the last time counts."""
+    last: dict[str, int] = {}
+    parts: dict[tuple[str, int], list[list[str]]] = {}
+    for path in seen.glob("part-*.txt"):
+        number = int(path.stem.split("-")[1])
+        for line in path.read_text().splitlines():
+            epoch, step, *samples = line.split()
+            last[step] = max(last.get(step, 0), number)
+            parts.setdefault((step, number), []).append([epoch, *samples])
+    used: dict[int, Counter[int]] = {}
+    for step, number in last.items():
+        for epoch, *samples in parts[step, number]:
+            used.setdefault(int(epoch), Counter()).update(map(int, samples))
+    return used
+
+
+def alone(folder: Path, settings: dict[str, Any] | None = None, **job: Any) -> dict[str, torch.Tensor]:
     """The weights after the same job in one process, this one."""
     run = RunFolder.create(folder, "alone", {})
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        run_local(script.train, run, Settings.load({}), arguments={**JOB, **job})
+        run_local(script.train, run, Settings.load(settings or {}), arguments={**JOB, **job})
     finally:
         torch.set_num_threads(threads)
     return load_file(run.path / "final.safetensors")

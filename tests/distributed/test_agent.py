@@ -86,6 +86,29 @@ def test_a_rank_that_does_not_end_with_its_nursery_is_killed(tmp_path: Path) -> 
     assert receipt["steps"] == 30 and receipt["steps_lost"] == 0
 
 
+def _below(pid: int) -> list[int]:
+    return [each for child in processes.children(pid) for each in (child, *_below(child))]
+
+
 def _is_dead(pid: int) -> bool:
     info = processes.inspect(pid)
     return info is None or info.state in "ZX"
+
+
+@needs_fork
+@pytest.mark.all
+@pytest.mark.timeout(600)
+def test_sigterm_for_every_process_of_the_launch_saves_at_once(tmp_path: Path) -> None:
+    """Slurm sends SIGTERM to all processes of a job. Ranks whose nursery died of it started again before they saved."""
+    with Launched(tmp_path, 2, wait="8", snapshot="1") as launch:
+        launch.until(lambda: launch.waits_for(8, 2))
+        pids = {each.pid for each in launch.ranks()}
+        for pid in [launch.process.pid, *_below(launch.process.pid)]:
+            processes.send(pid, signal.SIGTERM)
+        launch.go(8)
+        assert launch.end()["state"] == "STOPPED" and launch.process.returncode == 75
+        events = list(launch.run.events())
+    assert not [event.data for event in events if event.kind == "fault"], "no rank was replaced"
+    (checkpoint,) = [event.data for event in events if event.kind == "checkpoint"]
+    assert checkpoint["step"] in (7, 8)
+    assert not any(processes.exists(pid) for pid in pids)

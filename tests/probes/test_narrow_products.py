@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from holdfast.devices import probe_catalog
+from holdfast.injection.symptoms import Symptom
 from holdfast.probes.more import narrow_products
-from holdfast.probes.wrong_kernels import open_bench
+from holdfast.probes.wrong_kernels import PretendBench, open_bench
 
 
 def test_a_right_device_passes() -> None:
@@ -30,6 +31,14 @@ def test_zeros_do_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(narrow_products, "at_the_end", lambda bench, tensor: torch.zeros_like(tensor))
     (outcome,) = narrow_products.compute(open_bench("cpu", lambda check: None), {})
     assert not outcome.ok and outcome.error == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("how", ["scale", "zero", "nan"])
+def test_a_wrong_kernel_does_not_pass(how: str) -> None:
+    bench = PretendBench.open("pretend:0", lambda check: None)
+    bench.listed = [Symptom("wrong", kernel="mm", how=how)]
+    (outcome,) = narrow_products.compute(bench, {})
+    assert not outcome.ok
 
 
 def test_it_is_in_the_full_set_of_a_card_alone() -> None:

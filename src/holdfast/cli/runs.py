@@ -47,6 +47,8 @@ from holdfast.run.settings import known
 from holdfast.run.states import LIVE_STATES, UNFINISHED_STATES, RunKind, RunState
 
 _RUN_HELP = "a run: its name such as calm-heron, its folder, or `latest`"
+_OF_RANKS = {"away", "back", "slow_rank", "moved", "returned", "shares"}
+"""What a note about one rank of a launch has."""
 _STALE = 10.0
 """Seconds after which a live run's beat is called old."""
 
@@ -362,13 +364,15 @@ def _latest(events: list[Event], verbose: bool) -> tuple[list[Event], list[str]]
 
 
 def _rank_notes(look: Look) -> list[Event]:
-    """Which rank of a launch was away, came back, or held the others up."""
-    return [event for event in look.seen.events(kinds={"note"}) if {"away", "back", "slow_rank"} & event.data.keys()]
+    """Which rank of a launch was away, moved, came back, held the others up, got another part, or was blamed."""
+    notes = look.seen.events(kinds={"note", "verdict"})
+    return [event for event in notes if _OF_RANKS & event.data.keys() or "host" in event.data]
 
 
 def _ranks(look: Look, verbose: bool) -> list[str]:
     latest, lines = _latest(_rank_notes(look), verbose)
-    return [*lines, *(f"{event.time[:10]} {local_time(event)}  {event.data.get('text')}" for event in latest)]
+    told = ((event, event.data.get("text") or event.data.get("sentence")) for event in latest)
+    return [*lines, *(f"{event.time[:10]} {local_time(event)}  {text}" for event, text in told)]
 
 
 def _files(look: Look) -> list[tuple[str, str]]:

@@ -26,6 +26,7 @@ from holdfast.data.any_pass import Track
 from holdfast.data.any_source import Source
 from holdfast.data.batch import batch_size
 from holdfast.data.loader import Batch, Loader
+from holdfast.data.shares import Shares
 
 Ready = Callable[[], None]
 
@@ -89,7 +90,7 @@ class AnyLoader:
     def be_patient(self, *, floor_s: float, first_wait_s: float) -> None:
         """A DataLoader has a timeout of its own."""
 
-    def share_with(self, rank: int, ranks: int) -> None:
+    def share_with(self, rank: int, ranks: int, shares: Shares | None = None, leave_out: Any = None) -> None:
         if ranks > 1:
             raise UserError(
                 f"several processes train together, and a {self.source.kind} cannot be shared between them",

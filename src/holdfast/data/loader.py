@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.base.errors import UserError
+from holdfast.base.errors import InternalError, UserError
 from holdfast.data.dataset_look import look
 from holdfast.data.inline_reader import Reader
 from holdfast.data.loader_arguments import (
@@ -41,10 +41,11 @@ from holdfast.data.loader_child import Fetcher
 from holdfast.data.loader_pool import LoaderFailed, Pool
 from holdfast.data.loader_processes import pinned, pinned_where_large
 from holdfast.data.plain_pass import Passes
-from holdfast.data.quarantine import MOST_LISTED, Course, Held, Quarantine
+from holdfast.data.quarantine import MOST_LISTED, Course, Held, LeaveOut, Quarantine
 from holdfast.data.sample_marks import Policy, current
 from holdfast.data.sample_order import Coverage, Epoch, Indices
 from holdfast.data.sample_sources import described
+from holdfast.data.shares import Parts, Shares
 from holdfast.faults.bad_samples import BadSamples, Charge, attach, named
 from holdfast.faults.blame import Blame
 from holdfast.run.messages import Missing, Quarantined
@@ -71,6 +72,8 @@ class Batch:
     """Those of its samples that this process has, if others have the rest."""
     counted: bool = True
     """False if the part is another process's too."""
+    parts: Parts | None = None
+    """How many samples each process has, if there are several."""
 
     @property
     def own(self) -> Indices:
@@ -152,7 +155,12 @@ class Loader:
         self.passes = Passes(self._plain_values)
         self._known = Quarantine(self.length)
         self._listed: list[dict[str, Any]] = []
-        self._shard = (0, 1)
+        self._leave_out_together: LeaveOut | None = None
+        self._rank = 0
+        self._shares: Shares | None = None
+        """Of several processes that train together: which of them reads what."""
+        self._saved_shares: list[list[Any]] = []
+        self._reading: Course | None = None
         self._coverage = Coverage()
         self._plan: Epoch | None = None
         self._ways = (worker_init_fn, start_method_of(multiprocessing_context, self.num_workers))
@@ -219,15 +227,34 @@ class Loader:
         self._pool.patience.floor_s = floor_s
         self._pool.patience.first_wait_s = first_wait_s
 
-    def share_with(self, rank: int, ranks: int) -> None:
+    def share_with(
+        self, rank: int, ranks: int, shares: Shares | None = None, leave_out: LeaveOut | None = None
+    ) -> None:
         """Of every batch of a training epoch, this process reads its own part: `batch_size` is that of all together.
 
         Order, batches and position are those of one process, so a run can go on with another number of them. Plain
-        iteration stays whole. Samples that cannot be read are not left out: the other processes would not know.
+        iteration stays whole. Samples that cannot be read are left out by all processes: `leave_out` tells the others
+        and does not return. Where there is no such way, none is left out.
         """
-        self._shard = (rank, ranks)
-        if ranks > 1:
+        if shares is None and ranks > 1:
+            shares = Shares(range(ranks))
+        self._rank, self._shares = rank, shares
+        if self._shares is not None:
+            self._shares.merge(self._saved_shares)
+        self._leave_out_together = leave_out if ranks > 1 else None
+        if ranks > 1 and leave_out is None:
             self.policy = replace(self.policy, quarantine=False, skip_bad=False)
+
+    def unread(self) -> tuple[int, int]:
+        """Epoch and batch from which on no process of several has read ahead: from there on parts may be others.
+
+        All processes are at the same place and have the same number of children, so all find the same.
+        """
+        ahead = 1 + (self.num_workers * self._pool.prefetch + 1 if self.num_workers else 0)
+        first, reading = self.cursor + ahead, self._reading
+        if reading is not None and reading.number == self.epoch and reading.read >= first:
+            raise InternalError(f"batch {reading.read} was read ahead, {first} is the first that may be cut anew")
+        return (self.epoch, first) if first < len(self) else (self.epoch + 1, 0)
 
     # Reading.
 
@@ -237,14 +264,14 @@ class Loader:
         A batch without any sample that can be read does not come at all.
         """
         self._look(start)
-        course = self._course(epoch, training=True)
+        course = self._reading = self._course(epoch, training=True)
         self._streams += 1
         try:
             for index, value in enumerate(self._values(course, start), start):
                 samples, missing = course.divided(index)
                 if len(samples):
-                    part, counted = course.part(samples) if course.shard[1] > 1 else (None, True)
-                    yield Batch(index, value, samples, epoch, missing, part, counted)
+                    part, counted, parts = course.part(samples, index)
+                    yield Batch(index, value, samples, epoch, missing, part, counted, parts)
         finally:
             self._streams -= 1
 
@@ -303,7 +330,8 @@ class Loader:
 
     def _course(self, number: int, *, training: bool) -> Course:
         epoch = self._epoch(number, training=training)
-        return Course(epoch, self._known, training=training, shard=self._shard if training else (0, 1))
+        shares = self._shares if training else None
+        return Course(epoch, self._known, training=training, rank=self._rank, shares=shares)
 
     def _epoch(self, number: int, *, training: bool = True) -> Epoch:
         if self._order is not None:
@@ -361,7 +389,9 @@ class Loader:
         indices = [int(sample["index"]) for sample in charge.samples]
         most = self.policy.limit(self.length)
         if self._may_go_without(course, charge, error) and len(self._known) + len(indices) <= most:
-            if course.training:
+            if course.training and self._leave_out_together is not None:
+                self._leave_out_together(indices, charge.did, course.number, batch)
+            elif course.training:
                 self.leave_out(indices, charge.did, epoch=course.number, batch=batch, fatal=error is None)
             else:  # the training may have used one of them in the batch at hand: that batch stays as it was
                 self.leave_out(indices, charge.did, epoch=self.epoch, batch=self.cursor + 1, fatal=error is None)
@@ -453,6 +483,7 @@ class Loader:
             "repeated": self.repeated,
             "quarantined": self._known.to_json(),
             "shape": self._shape(),
+            **({"shares": self._shares.to_json()} if self._shares is not None and self._shares.changes else {}),
             **({"grown": True} if self._grown else {}),
             **({"order": self._order.state_dict()} if self._order is not None else {}),
             **({"plain": plain} if (plain := self.passes.state_dict()) is not None else {}),
@@ -462,6 +493,9 @@ class Loader:
         """Go on from `state`. In the middle of an epoch it must be the same data in the same batches."""
         saved, length = state["shape"], length_of(self._dataset)
         self._restored = saved if state["cursor"] > 0 else None  # looked at when the epoch goes on
+        self._saved_shares = list(state.get("shares", ()))
+        if self._shares is not None:
+            self._shares.merge(self._saved_shares)
         self._grown = bool(state.get("grown"))
         grown = self._grown and length != saved["length"]
         self._missed = (self._dataset, length, int(saved["length"])) if grown else None

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate, get_worker_info
-from torch.utils.data._utils import worker
 
 from holdfast.base.errors import UserError
 from holdfast.base.scratch import note_child
@@ -38,6 +37,7 @@ from holdfast.data.generators import States, Watch, capture_all, give_back, seed
 from holdfast.data.sample_marks import IDLE, NOWHERE, Place
 from holdfast.data.sample_order import Indices, collate_seeds, sample_seeds
 from holdfast.data.sample_seeding import DrewMore, Seeding
+from holdfast.state.torch_private import new_worker_info, set_worker_info
 
 log = logging.getLogger(__name__)
 
@@ -389,11 +389,11 @@ def _is_shortage(error: Exception) -> bool:
 
 @contextmanager
 def _not_a_loader_child() -> Iterator[None]:
-    info, worker._worker_info = worker._worker_info, None
+    info = set_worker_info(None)
     try:
         yield
     finally:
-        worker._worker_info = info
+        set_worker_info(info)
 
 
 def may_draw(dataset: Any) -> bool:
@@ -408,7 +408,7 @@ def may_draw(dataset: Any) -> bool:
 
 
 def _arrays_of(tensors: tuple[Any, ...]) -> list[Any]:
-    """The tensors as arrays, if rows taken out of each are, bit by bit, what stacking them gives; else nothing."""
+    """The tensors as arrays, where rows taken out of each are, bit by bit, what stacking them gives; else nothing."""
     for each in tensors:
         if type(each) is not torch.Tensor or each.device.type != "cpu" or each.layout is not torch.strided:
             return []
@@ -465,7 +465,7 @@ class Start:
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, Fetcher):  # the script's code looks for its own dataset there
             about: dict[str, Any] = {"id": info.id, "num_workers": info.num_workers, "seed": info.seed}
-            worker._worker_info = worker.WorkerInfo(**about, dataset=info.dataset.dataset)
+            set_worker_info(new_worker_info(**about, dataset=info.dataset.dataset))
         if self.init is not None:
             self.init(worker_id)
 

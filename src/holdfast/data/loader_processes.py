@@ -39,6 +39,7 @@ from holdfast.base import interpreter, processes
 from holdfast.data.batch import tensors_of
 from holdfast.data.loader_child import Failure, Fetcher, Parcel, Start, Ticket, as_it_is, unpack_error
 from holdfast.data.sample_marks import IDLE
+from holdfast.state.torch_private import forget_children, pin
 
 REAP_S = 10.0
 """How long a killed child may take to be gone before it is left to the kernel; 8 GB took half a second."""
@@ -144,7 +145,7 @@ class Feed:
         except BaseException:
             self._kill()
             raise
-        _forget_pids(self._iterator)
+        forget_children(self._iterator)
         self._thread = threading.Thread(target=self._read, name="holdfast-feed", daemon=True)
         self._thread.start()
 
@@ -333,13 +334,11 @@ def _held_back(number: signal.Signals) -> Iterator[None]:
 
 def pinned(value: Any) -> Any:
     """The same value in page-locked memory. A tuple stays one: torch 2.6 would make a list of it."""
-    from torch.utils.data._utils import pin_memory
-
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(map(pinned, value)) if type(value) is tuple else type(value)(map(pinned, value))
     if type(value) is dict:
         return {key: pinned(item) for key, item in value.items()}
-    return [pinned(item) for item in value] if type(value) is list else pin_memory.pin_memory(value)
+    return [pinned(item) for item in value] if type(value) is list else pin(value)
 
 
 STAGED = 1 << 16
@@ -354,11 +353,3 @@ def pinned_where_large(value: Any) -> Any:
         return pinned(value)
     except RuntimeError:
         return value
-
-
-def _forget_pids(iterator: Any) -> None:
-    """Take the children out of torch's SIGCHLD handler, which would raise in the middle of a step."""
-    from torch.utils.data._utils import signal_handling
-
-    signal_handling._remove_worker_pids(id(iterator))
-    iterator._worker_pids_set = False

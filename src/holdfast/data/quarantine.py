@@ -19,6 +19,7 @@ import numpy as np
 
 from holdfast.data.loader_child import Ticket
 from holdfast.data.sample_order import Epoch, Indices
+from holdfast.data.shares import Parts, Shares
 from holdfast.faults.bad_samples import Charge
 
 MOST_LISTED = 100
@@ -95,6 +96,8 @@ class Quarantine:
                 self.add(index, str(why), epoch=epoch, batch=batch)
 
 
+LeaveOut = Callable[[list[int], str, int, int], None]
+"""Has all ranks leave out these samples, and why, from that epoch and batch on. It raises: all go back and do so."""
 Settle = Callable[["Course", int, Charge, Exception | None], None]
 """What to do about samples of a batch that cannot be read. Returns if they are left out from now on, else raises."""
 
@@ -103,9 +106,19 @@ class Course:
     """One way through an epoch: its batches without the samples in quarantine."""
 
     def __init__(
-        self, epoch: Epoch, quarantine: Quarantine, *, training: bool = True, shard: tuple[int, int] = (0, 1)
+        self,
+        epoch: Epoch,
+        quarantine: Quarantine,
+        *,
+        training: bool = True,
+        rank: int = 0,
+        shares: Shares | None = None,
     ) -> None:
-        self.shard = shard
+        """With `shares` this process is one of several, and reads its part of every batch."""
+        self.rank = rank
+        self.shares = shares
+        self.read = -1
+        """The last batch that was asked for, here or for a loader child."""
         self.epoch = epoch
         self.training = training
         self.quarantine = quarantine
@@ -120,26 +133,28 @@ class Course:
         return len(self.epoch)
 
     def ticket(self, batch: int) -> Ticket:
+        self.read = max(self.read, batch)
         return Ticket(self.epoch.seed, self.epoch.number, batch, self.samples(batch))
 
     def samples(self, batch: int) -> Indices:
         """What is fetched here."""
         samples = self.divided(batch)[0]
-        if self.shard[1] == 1:
+        if self.shares is None:
             return samples
-        part, _ = self.part(samples)
+        part, _, _ = self.part(samples, batch)
         return samples if part is None else part
 
-    def part(self, samples: Indices) -> tuple[Indices | None, bool]:
-        """Of a batch, what this process of several reads; None for all of it.
+    def part(self, samples: Indices, batch: int) -> tuple[Indices | None, bool, Parts | None]:
+        """Of a batch, what this process of several reads, None for all of it; whether it counts; the parts of all.
 
-        Where there are fewer samples than processes, the rest read the first one, and it does not count for them.
+        A process whose part is empty reads the first sample, which does not count for it.
         """
-        rank, ranks = self.shard
-        if ranks == 1 or not len(samples):
-            return None, True
-        begin, end = -(-rank * len(samples) // ranks), -(-(rank + 1) * len(samples) // ranks)
-        return (samples[begin:end], True) if end > begin else (samples[:1], False)
+        if self.shares is None or not len(samples):
+            return None, True, None
+        parts = self.shares.parts(self.number, batch, len(samples))
+        begin = sum(parts.counts[: self.rank])
+        end = begin + parts.counts[self.rank]
+        return (samples[begin:end], True, parts) if end > begin else (samples[:1], False, parts)
 
     def divided(self, batch: int) -> tuple[Indices, Indices]:
         """What there is of a batch, in all processes, and what is left out."""

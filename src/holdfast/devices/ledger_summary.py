@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from holdfast.base import dataclass_json
 from holdfast.base.text_enum import TextEnum
 from holdfast.run.folder import number, whole
 
@@ -285,7 +286,7 @@ class Standing:
         self.decided_under = self.software
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dataclass_json.write(self)
 
 
 def _of_whole_steps(why: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 
 from holdfast.base import additions
 from holdfast.base.errors import UserError
+from holdfast.devices.traits import FAMILIES
 
 MORE = "holdfast.probes.more"
 """The folder whose files are probes. Found by its name: what runs in a probe's process is a floor above this one."""
@@ -41,8 +42,10 @@ class Probe:
 
     name: str
     function: str
-    """Where it is: `module.function` in holdfast.probes, or `/path/of/file.py:function`."""
+    """`module.function` of holdfast.probes. In a file of its own (probes/more, or from outside) the function's name
+    alone: `probes` puts the place in front of it."""
     family: str
+    """One of `traits.FAMILIES`, or `other`."""
     checks: tuple[str, ...] = TRAIN
     layer: str = ""
     precision: str = ""
@@ -130,13 +133,24 @@ def probes() -> tuple[Probe, ...]:
     for module in pkgutil.iter_modules(more.__path__):
         mine = importlib.import_module(f"{MORE}.{module.name}")
         for probe in mine.PROBES:
-            found[probe.name] = replace(probe, function=f"more.{module.name}.{probe.function}")
+            _add(found, replace(probe, function=f"more.{module.name}.{probe.function}"), str(mine.__file__))
     for file in additions.files("probes", "*.py"):
         for probe in _declared(file):
-            if probe.name in found:
-                raise UserError(f"{file}: a probe is called `{probe.name}` already")
-            found[probe.name] = replace(probe, function=f"{file}:{probe.function}")
+            _add(found, replace(probe, function=f"{file}:{probe.function}"), str(file))
     return tuple(found.values())
+
+
+def _add(found: dict[str, Probe], probe: Probe, file: str) -> None:
+    """A probe that takes another one's name, or whose family nobody knows, would be lost without a word."""
+    if probe.name in found:
+        raise UserError(f"{file}: a probe is called `{probe.name}` already")
+    if probe.family not in (*FAMILIES, "other"):
+        close = difflib.get_close_matches(probe.family, FAMILIES, n=1)
+        raise UserError(
+            f"{file}: the probe `{probe.name}` has the family `{probe.family}`, which does not exist",
+            hints=[f"did you mean `{close[0]}`?"] if close else [f"families are {', '.join(FAMILIES)}, other"],
+        )
+    found[probe.name] = probe
 
 
 def _declared(file: Path) -> list[Probe]:

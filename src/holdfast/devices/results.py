@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.base import dataclass_json
 from holdfast.devices.probe_catalog import Probe
 
 STATUSES = ("passed", "failed", "crashed", "hung", "skipped")
@@ -36,7 +37,7 @@ class ProbeResult:
         return str(self.evidence.get("why") or "")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dataclass_json.write(self)
 
 
 def skipped(probe: Probe, device: str, checks: Iterable[str], why: str, **more: Any) -> Iterator[ProbeResult]:

@@ -14,6 +14,11 @@ goes on trying, less and less often. When a process for that seat is ready, the 
 
 With `spares` there are more seats than ranks. A process that is ready and in no roster waits; it takes the place of one
 that is lost at once. The new process for the lost seat is the next spare.
+
+With a `ladder` (rank_ladder.py) a new process may be on another device than the one before. A rank whose device has
+recovered is replaced at the next commit: the others are invited as for a new rank, and only its process ends.
+
+Seats on the CPU beside accelerators (`beside`) have a process that waits until the ranks want it (share_keeper.py).
 """
 
 from __future__ import annotations
@@ -33,8 +38,12 @@ from holdfast.base import interpreter, processes
 from holdfast.base.folders import open_growing
 from holdfast.distributed import roster
 from holdfast.distributed.job import Job
+from holdfast.distributed.place import SEAT
+from holdfast.distributed.rank_devices import MOVED
+from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_nursery import Forker
 from holdfast.distributed.roster import Roster
+from holdfast.distributed.share_keeper import left_out
 from holdfast.run.messages import Exited, Forked, Message, RankWanted, Unsafe
 
 LOG = "ranks.log"
@@ -55,6 +64,8 @@ class Agent(Protocol):
 
     name: str
     log: Path
+    elsewhere: tuple[int, int] | None
+    """How far the last of the ranks on other machines has come (rank_watch.py); None if nobody waits for those."""
 
     @property
     def returncode(self) -> int | None: ...
@@ -73,6 +84,10 @@ class Agent(Protocol):
         """Do what is to do, and wait so long for news."""
         ...
 
+    def wind_down(self) -> None:
+        """The ranks were asked to stop: do not wait for others before that. Called again and again."""
+        ...
+
     def end(self, number: int = signal.SIGTERM) -> None:
         """Ask the ranks to stop with their state saved, or kill them; returns when they are gone."""
         ...
@@ -87,6 +102,9 @@ class Member:
     """One seat, whichever process has it at the moment."""
 
     seat: int
+    machine: int = 0
+    local: int = -1
+    """Its number among those of its machine, where that is not its seat."""
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None
     """Only where it could not be forked."""
@@ -107,6 +125,9 @@ class RankAgent:
     """The ranks of one machine, each replaced by itself."""
 
     name = "the agent"
+    machine = 0
+    elsewhere: tuple[int, int] | None = None
+    """How far the last of the ranks on other machines has come (rank_watch.py)."""
 
     def __init__(
         self,
@@ -119,8 +140,11 @@ class RankAgent:
         preload: Sequence[str] = (),
         least: int | None = None,
         spares: int = 0,
+        ladder: RankLadder | None = None,
+        beside: bool = False,
     ) -> None:
         self.job = job
+        self._beside = beside
         self.least = ranks if least is None else least
         """With so many ranks the others go on where a seat cannot be filled."""
         self.log = log
@@ -128,6 +152,7 @@ class RankAgent:
         self._words = list(words)
         self._env = env
         self._ranks = ranks
+        self._local_ranks = ranks
         self._members = [Member(seat) for seat in range(ranks + spares)]
         self._forking: Member | None = None
         self._number = 0
@@ -137,6 +162,7 @@ class RankAgent:
         self._code = 0
         self._slowest = 0.0
         """Seconds from asking for a process to its being ready, the longest so far."""
+        self._ladder = ladder
         self._forker = Forker(preload)
 
     @property
@@ -157,8 +183,13 @@ class RankAgent:
         return self.least < len(self._members)
 
     @property
+    def _own(self) -> list[Member]:
+        """Those whose processes are on this machine."""
+        return [member for member in self._members if member.machine == self.machine]
+
+    @property
     def pids(self) -> list[int]:
-        return [member.pid for member in self._members if member.pid]
+        return [member.pid for member in self._own if member.pid]
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -170,7 +201,10 @@ class RankAgent:
             if left <= 0 or self.over:
                 return
             # A rank that asks for a new roster says so with a file: ten times a second would be late for it.
-            select.select([self._forker.fileno()], [], [], min(left, 0.02))
+            select.select(self._wake_on(), [], [], min(left, 0.02))
+
+    def _wake_on(self) -> list[int]:
+        return [self._forker.fileno()]
 
     def _once(self) -> None:
         for message in self._forker.news():
@@ -184,6 +218,8 @@ class RankAgent:
                 member.done = False
         for member in self._members:
             self._look_whether_ready(member)
+        if self._ladder is not None:
+            self._ladder.tick()
         self._start_missing()
         self._publish()
         if self._hopeless and self.pids and len(self._chosen()) < self.least and not self._ending:
@@ -194,7 +230,7 @@ class RankAgent:
     def _hear(self, message: Message | None) -> None:
         if isinstance(message, Forked):
             assert self._forking is not None
-            self._forking.pid, self._forking.ready = message.pid, False
+            self._begun(self._forking, message.pid)
             self._forking = None
         elif isinstance(message, Unsafe):
             member, self._forking = self._forking, None
@@ -206,14 +242,17 @@ class RankAgent:
                     self._ended(member, message.known_code)
         elif message is None:  # the nursery: its ranks end with it, but not one that ignores SIGTERM
             self._forking = None
-            for member in self._members:
+            for member in self._own:
                 if member.pid and member.process is None:
                     processes.send_group(member.pid, processes.KILL)
                     self._ended(member, -int(processes.KILL))
 
     def _ended(self, member: Member, code: int) -> None:
         self.job.note(f"exit-{member.pid}", {"code": code})
-        trained = roster.forget(self.job, member.pid)
+        left = self.job.left(member.seat, member.pid) or {}
+        if self._ladder is not None and not self._ending and (left.get("why") != "device" or not self._flexible):
+            self._ladder.ended(member.seat, member.pid, code, generation=self._number)
+        trained = roster.forget(self.job, member.pid) or left.get("why") == MOVED
         was_rank = trained if self._flexible else member.ready
         now = time.monotonic()
         self._code = code
@@ -249,10 +288,12 @@ class RankAgent:
         if self._hopeless:
             return
         now = time.monotonic()
-        wanted = (each for each in self._members if not each.pid and not each.done)
+        wanted = (each for each in self._own if not each.pid and not each.done)
         missing = next((each for each in wanted if each.pause_until <= now), None)
         if missing is not None:
             self._forking, missing.begun = missing, now
+            if self._ladder is not None:
+                self._ladder.starting(missing.seat)
             self._forker.fork(RankWanted(tuple(self._words), self._env_of(missing), os.getcwd()))
 
     def _start_fresh(self, member: Member) -> None:
@@ -266,34 +307,48 @@ class RankAgent:
                 env=self._env_of(member),
                 start_new_session=True,
             )
-        member.pid, member.ready = member.process.pid, False
+        self._begun(member, member.process.pid)
+
+    def _begun(self, member: Member, pid: int) -> None:
+        member.pid, member.ready = pid, False
+        if self._ladder is not None:
+            self._ladder.started(member.seat, pid)
 
     def _env_of(self, member: Member) -> dict[str, str]:
-        rank, ranks = str(member.seat), str(self._ranks)
-        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        return {**self._env, **places, "TORCHELASTIC_RESTART_COUNT": str(self._number)}
+        local = member.seat if member.local < 0 else member.local
+        places = {"RANK": member.seat, "LOCAL_RANK": local, SEAT: member.seat}
+        places |= {"WORLD_SIZE": self._ranks, "LOCAL_WORLD_SIZE": self._local_ranks}
+        places["TORCHELASTIC_RESTART_COUNT"] = self._number
+        return {**self._env, **{name: str(value) for name, value in places.items()}}
 
     def _publish(self) -> None:
         """A new roster when every seat is filled or given up for now: after a loss, or because a rank asks for one.
 
         Ranks that train are asked to leave their group first, and only for a new one: so they lose nothing by it.
         """
-        here = self._chosen()
+        here, waiting = self._chosen(), self._left_out()
         if self._ending or any(member.done for member in self._members) or len(here) < self.least:
             return
         if len(here) < self._ranks and any(
-            self._is_worth_waiting_for(each) for each in self._members if not each.ready
+            self._is_worth_waiting_for(each) for each in self._members if not each.ready and each.seat not in waiting
         ):
             return
         now = {member.seat: member.pid for member in here}
+        if self._published.keys() - now.keys() & waiting and not roster.asked(self.job, self._number):
+            return  # the ranks have found that it is better left out, and will commit before they leave their group
         if self._published.items() <= now.items() and self._published:
             if now != self._published and not any(map(self._is_coming, self._members)):
                 roster.invite(self.job, self._number)  # one meeting for all that come at about the same time
+            moving = self._ladder is not None and self._ladder.someone_leaves
+            if moving:
+                roster.invite(self.job, self._number)
             if not roster.asked(self.job, self._number):
                 self._asked_at = None
                 return
+            if moving:  # its process ends once it has left the group, and the next roster has the new one
+                return
             self._asked_at = self._asked_at or time.monotonic()
-            if time.monotonic() - self._asked_at < _DEATH_COMES or not all(map(_lives, now.values())):
+            if time.monotonic() - self._asked_at < _DEATH_COMES or not all(map(self._lives, now.values())):
                 return
         before, self._published = self._published, now
         self._number += 1
@@ -304,17 +359,35 @@ class RankAgent:
         elif before:
             for seat in now.keys() - before.keys():
                 if self.job.newest_generation(before) > self.job.newest_generation([seat]):
-                    self.job.drop_slots(seat)  # the others have committed without it
+                    self._drop_slots(seat)  # the others have committed without it
         pids = {rank: member.pid for rank, member in enumerate(here)}
         seats = tuple(member.seat for member in here)
-        roster.publish(self.job, Roster(self._number, pids, seats, self._ranks))
+        if self._ladder is not None:
+            self._ladder.meets(self._number, seats)
+        machines = tuple(member.machine for member in here)
+        self._announce(Roster(self._number, pids, seats, self._ranks - len(waiting), machines=machines))
+
+    def _announce(self, now: Roster) -> None:
+        roster.publish(self.job, now)
+
+    def _drop_slots(self, seat: int) -> None:
+        self.job.drop_slots(seat)
+
+    def _lives(self, pid: int) -> bool:
+        info = processes.inspect(pid)
+        return processes.exists(pid) and (info is None or info.state not in "ZX")
 
     def _chosen(self) -> list[Member]:
         """The members of the next roster: those that train, those that take the seat of one that did, then others."""
-        ready = [member for member in self._members if member.ready]
+        waiting = self._left_out()
+        ready = [member for member in self._members if member.ready and member.seat not in waiting]
         known = self._published
         ready.sort(key=lambda each: (known.get(each.seat) != each.pid, each.seat not in known, each.seat))
         return sorted(ready[: self._ranks], key=lambda member: member.seat)
+
+    def _left_out(self) -> frozenset[int]:
+        """Seats on the CPU whose processes wait, because the accelerators are faster without them, or may be."""
+        return left_out(self.job) if self._beside else frozenset()
 
     def _is_worth_waiting_for(self, member: Member) -> bool:
         """Whether the others wait for this seat, which has no process that is ready."""
@@ -333,9 +406,10 @@ class RankAgent:
 
         Of an outcome that is known already nothing changes: the first word counts.
         """
+        left = sum(bool(member.pid) for member in self._members)
         error: dict[str, Any] = {
             "error": "GaveUp",
-            "message": f"{len(self.pids)} of {self._ranks} ranks are left, too few to go on",
+            "message": f"{left} of {self._ranks} ranks are left, too few to go on",
             "cause": self.last_words(),
             "hints": [],
             "exit_code": 4,
@@ -343,6 +417,9 @@ class RankAgent:
         self.job.end({"state": "GAVE_UP", "error": error})
 
     # -- the end -------------------------------------------------------------------------------------------
+
+    def wind_down(self) -> None:
+        return None
 
     def end(self, number: int = signal.SIGTERM) -> None:
         self._ending = True
@@ -362,6 +439,8 @@ class RankAgent:
         for pid in self.pids:  # all had their time to save: one that is left waits in an exchange for ever
             processes.send_group(pid, processes.KILL)
         self._forker.close()
+        if self._ladder is not None:
+            self._ladder.close("finished" if self.returncode == 0 else "stopped")
         for member in self._members:
             if member.process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -377,8 +456,3 @@ class RankAgent:
         text = f"{worst.strikes} processes of rank {worst.seat} in a row ended before they had joined the others"
         why = self.job.noted(f"away-{worst.seat}").get("why")
         return f"{text}: {why}" if why else f"{text}, with code {self._code}"
-
-
-def _lives(pid: int) -> bool:
-    info = processes.inspect(pid)
-    return processes.exists(pid) and (info is None or info.state not in "ZX")

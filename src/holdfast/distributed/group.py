@@ -24,6 +24,7 @@ they are seeded anew from (seed, rank, place in the loop), so they need not be s
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,10 +42,14 @@ from holdfast.base.errors import UserError
 from holdfast.data.generators import NAMES, seed
 from holdfast.data.sample_order import _key, _mix_word
 from holdfast.distributed.connections import connections, ends, hang_up, has_ended
+from holdfast.distributed.group_shares import CHANGE, GroupShares
 from holdfast.distributed.job import Job
+from holdfast.distributed.leave_watch import LeaveWatch
 from holdfast.distributed.meeting import meet
-from holdfast.distributed.place import LAUNCHER, Place
-from holdfast.distributed.roster import ask, await_next, gather, invited, store_path
+from holdfast.distributed.place import LAUNCHER, MACHINE, Place
+from holdfast.distributed.rank_devices import IN_PARTS
+from holdfast.distributed.roster import CONNECT, ask, await_next, gather, invited, store_path
+from holdfast.distributed.share_keeper import Policy
 from holdfast.distributed.shared_votes import SharedVotes
 from holdfast.distributed.wrapped import Wrapped
 from holdfast.faults.classification import Fault, Kind
@@ -52,10 +57,13 @@ from holdfast.faults.ladder import Move
 from holdfast.faults.terms import Action
 from holdfast.run.commit_points import CommitPoint
 from holdfast.state.shared_out import is_shared_out
+from holdfast.state.torch_private import broadcast_all, set_timeout
 from holdfast.worker.peers import PeerFault
 
 if TYPE_CHECKING:
     from holdfast.data.loader import Batch
+    from holdfast.data.quarantine import LeaveOut
+    from holdfast.data.shares import Shares
     from holdfast.worker.peers import Peers, Trained
     from holdfast.worker.step import Work
 
@@ -63,20 +71,18 @@ _KINDS = list(Kind)
 _ACTIONS = list(Action)
 _RANK = 4
 """A stream of random words of its own, beside those of the samples (sample_order.py)."""
-_GRADIENTS, _DONE, _MOVE, _BOUNDARY, _SNAPSHOTS, _SEQUENCE = range(1, 7)
+_GRADIENTS, _DONE, _MOVE, _BOUNDARY, _SNAPSHOTS, _SEQUENCE, _SHARES = range(1, 8)
 _MOST_SNAPSHOTS = 64
 _AT_ONCE = 64 << 20
 """Bytes of parameters and buffers that go in one exchange."""
 
 
 _COMMIT, _MEET = 1, 2
-"""What rank 0 wishes for at the end of a body: a commit, or a commit and then the next group."""
+"""What rank 0 wishes for at the end of a body: a commit, or a commit and then the next group. More in group_shares."""
 PIECES = "pieces"
 """A note in the job's folder: in how many pieces ranks that hold parts of the state compute a batch."""
 _LOOK = 0.05
 """Seconds between two looks for a new rank."""
-CONNECT = timedelta(seconds=10.0)
-"""For building a group of ranks of this machine that have just said that they are there."""
 
 
 class PeerLost(BaseException):
@@ -100,15 +106,24 @@ class Group:
         seed: int,
         patience: float,
         one_card: bool = False,
+        mixed: bool = False,
+        policy: Policy | None = None,
     ) -> None:
-        """With `one_card` the ranks of this machine share an accelerator."""
+        """`one_card`: NCCL cannot join these ranks, two of them share a card or one is on the CPU. `mixed`: they are on
+        devices of different kinds."""
         self.place = place
         self.rank = place.rank
         self.ranks = place.ranks
+        self.neighbours = place.local_ranks
         self.seed = seed
         self.wrapped = Wrapped(active=place.stays)
         self._board = board
         self._job = job
+        self._mixed = mixed
+        seats = range(place.ranks) if place.roster is None else place.roster.seats
+        self.sharing = GroupShares(policy or Policy(), job, seats, place.rank, self.wrapped, device, mixed=mixed)
+        self._unread_loss = self.sharing.accelerated
+        """The ranks add their loss up in an exchange, because the host does not read it on an accelerator."""
         # NCCL refuses two ranks on one card; gloo goes through the memory of the host.
         self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not one_card else "gloo"
         self._patience = patience
@@ -131,6 +146,8 @@ class Group:
         """None until something is protected."""
         self._shared: SharedVotes | None = None
         """Only where all ranks are on this machine and stay."""
+        self._watch: LeaveWatch | None = None
+        """Only where they are on several machines."""
         self._brief = self._past = False
         """The step ends with the vote before its exchange; and that vote is over, so that others may have gone on."""
         self._leaving = False
@@ -155,17 +172,49 @@ class Group:
         before = connections()
         with self._talking():
             if place.stays:
-                self._shared = SharedVotes(self._job, place.restarts, place.rank, place.ranks)
-                gather(self._job, place.rank, place.ranks, place.restarts, launcher=_launcher())
-                store = dist.FileStore(str(store_path(self._job, place.restarts)), place.ranks)
-                self._connect(store, CONNECT)
-                torch.distributed.distributed_c10d._set_pg_timeout(patience, dist.group.WORLD)
+                store = self._meet_in_store()
+                if place.roster is not None and place.roster.spans:  # a machine may be lost while they connect
+                    self._sockets = frozenset()
+                    lead = int(os.environ.get(MACHINE) or 0) == 0
+                    self._watch = LeaveWatch(
+                        self._job,
+                        place.restarts,
+                        lambda: self._sockets or connections() - before,
+                        launcher=0 if lead else _launcher(),
+                    )
+                self._connect(store, timedelta(seconds=self._time_to_connect))
+                set_timeout(dist.group.WORLD, patience)
             else:
                 host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
                 serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and place.rank == 0
                 tcp = dist.TCPStore(host, port, place.ranks, serves, timeout=patience, wait_for_workers=False)
                 self._connect(meet(tcp, place.rank, place.ranks, patience=self._patience), patience)
         self._sockets = connections() - before
+
+    @property
+    def _time_to_connect(self) -> float:
+        return CONNECT if self.place.roster is None else self.place.roster.connect
+
+    def _meet_in_store(self) -> dist.Store:
+        """All ranks of this roster are here, and this is where they find each other's addresses.
+
+        On one machine that is a file. On several, rank 0 serves a store for this roster alone. A rank that connects to
+        it has heard of its port from its agent, so no rank finds a store that belongs to another roster.
+        """
+        job, place = self._job, self.place
+        where = (job, place.rank, place.ranks, place.restarts)
+        if place.roster is None or not place.roster.spans:
+            self._shared = SharedVotes(job, place.restarts, place.rank, place.ranks)
+            gather(*where, launcher=_launcher())
+            return dist.FileStore(str(store_path(job, place.restarts)), place.ranks)
+        host, how = os.environ["MASTER_ADDR"], {"wait_for_workers": False}
+        patience = timedelta(seconds=self._time_to_connect)
+        if place.rank == 0:
+            served = dist.TCPStore(host, 0, place.ranks, True, timeout=patience, **how)
+            gather(*where, launcher=_launcher(), port=served.port)
+            return served
+        port = gather(*where, launcher=_launcher())
+        return dist.TCPStore(host, port, place.ranks, False, timeout=patience, **how)
 
     def _connect(self, store: dist.Store, patience: timedelta) -> None:
         rank, ranks = self.place.rank, self.place.ranks
@@ -174,9 +223,13 @@ class Group:
     def leave(self) -> None:
         """Break the connections, so that nobody waits for this rank, and forget the group."""
         self.wrapped.close()
+        self.sharing.close()
         self._hang_up()
 
     def _hang_up(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
         if self._shared is not None:
             self._shared.close()
             self._shared = None
@@ -215,11 +268,11 @@ class Group:
     # -- voting --------------------------------------------------------------------------------------------
 
     def _vote(self, about: int, *values: float, fault: Fault | None = None) -> list[list[float]]:
-        """Three numbers of every rank, by rank. Raises PeerFault if somebody hands in a fault, and it was not us.
+        """Four numbers of every rank, by rank. Raises PeerFault if somebody hands in a fault, and it was not us.
 
         PeerLost if the ranks are in different steps: one failed in a step that others have done. All go back then.
         """
-        mine = torch.zeros(6, dtype=torch.float64)
+        mine = torch.zeros(7, dtype=torch.float64)
         mine[0] = 0 if fault is None else 1 + _KINDS.index(fault.kind)
         mine[1] = about
         mine[2] = 0 if self._ground is None else self._ground.position.step
@@ -247,7 +300,8 @@ class Group:
         before = self._board.phase
         self._board.enter(Phase.PEERS)
         try:
-            yield
+            with self.sharing.waiting():
+                yield
         except (RuntimeError, ValueError, OSError) as error:
             text = str(error).partition("\n")[0]
             raise GroupBroken(text) if self._in_step and self.wrapped else PeerLost(text) from error
@@ -268,10 +322,12 @@ class Group:
             self._ground.snapshots.flush()
             raise PeerLost("a new rank waits")  # all ranks have this commit, and all have agreed to leave after it
         self._share = 1.0 / self.ranks if batch is None or batch.part is None else batch.share
-        self._fewest = None if batch is None or batch.part is None else max(1, len(batch.samples) // self.ranks)
+        self._fewest = None if batch is None or batch.parts is None else batch.parts.fewest
+        self.sharing.begin_step(batch)
         self._brief = self._past = False
 
     def _begin_attempt(self) -> None:
+        self.sharing.begin_attempt()
         self._in_step, self._exchanging = self.place.stays, bool(self.wrapped)
         self._brief = self._past = False
         if not self.wrapped:
@@ -296,23 +352,24 @@ class Group:
     def _hand_in(self, loss: Tensor) -> None:
         """Before the backward that exchanges gradients. A rank that has come through it finds these numbers of all."""
         if self._shared is not None:  # a loss on a device is not read: that would wait for the device
-            self._shared.hand_in(*self._numbers(loss if loss.device.type == "cpu" else None))
+            self._shared.hand_in(*self._numbers(None if self._unread_loss else loss))
 
-    def _numbers(self, loss: Tensor | None) -> tuple[float, float, float]:
-        """What a rank says of a step: its part of the loss, whether it wants to stop, whether it wants a commit."""
+    def _numbers(self, loss: Tensor | None) -> tuple[float, float, float, float]:
+        """What a rank says of a step: its part of the loss, whether it wants to stop, what it wishes for, its time."""
         part = float(loss) * self._share if loss is not None and self._share else 0.0
-        return part, float(self._board.stop_requested), float(self._wishes())
+        return part, float(self._board.stop_requested), float(self._wishes()), self.sharing.own_s
 
     def _wishes(self) -> int:
-        """Of rank 0: whether this body should end with a commit, and with 2, whether all leave the group after one."""
+        """Of rank 0: whether this body should end with a commit, whether all leave the group after one, other parts."""
         ground = self._ground
         if self.rank or ground is None:
             return 0
-        if self._newcomer_waits():
-            return _MEET  # where a snapshot is still being copied, this commit waits for it
+        shares = self.sharing.wishes()
+        if self._newcomer_waits() or self.sharing.leaves:
+            return _MEET | shares  # where a snapshot is still being copied, this commit waits for it
         if ground.cadence.fixed is not None:
-            return 0
-        return _COMMIT if ground.cadence.wishes() and not ground.snapshots.busy else 0
+            return shares
+        return shares | (_COMMIT if ground.cadence.wishes() and not ground.snapshots.busy else 0)
 
     def _newcomer_waits(self) -> bool:
         now = time.monotonic()
@@ -326,16 +383,20 @@ class Group:
         rows = list(rows)
         self._in_step = self._exchanging = False
         self._agreed, self._stop = True, any(row[1] for row in rows)
+        flags = int(rows[0][2])
+        self.sharing.agreed(flags, [row[3] for row in rows])
         if self._ground is not None:
-            self._ground.cadence.agreed = bool(rows[0][2])
-            self._leaving = self._leaving or rows[0][2] == _MEET
+            # A change of parts is committed as well, so that the state to go back to has it.
+            self._ground.cadence.agreed = bool(flags & (_COMMIT | _MEET | CHANGE))
+            self._leaving = self._leaving or bool(flags & _MEET)
 
     def _check_connections(self) -> None:
         if self._is_broken():
             raise GroupBroken("a rank is gone")
 
     def _bring_together(self, optimizers: Iterable[torch.optim.Optimizer], loss: Tensor) -> Tensor:
-        on_cpu = loss.device.type == "cpu"
+        self.sharing.computed()
+        on_cpu = not self._unread_loss
         if self.wrapped and on_cpu and not self._own_part(optimizers):
             self._exchanging = False  # backward is over here, so that every rank has handed in all of its gradients
             if not self._brief or self._shared is None:
@@ -362,10 +423,18 @@ class Group:
     def _of_all(self, loss: Tensor) -> Tensor:
         """The loss of the whole batch, added up on the device without waiting for it."""
         total = loss.detach() * self._share
-        if self.ranks > 1:
-            with self._talking():
-                dist.all_reduce(total)
+        self._add_up(total)
         return total
+
+    def _add_up(self, tensor: Tensor) -> None:
+        """The sum over all ranks, in place."""
+        if self.ranks == 1:
+            return
+        sent = tensor if _is_sent(tensor) else tensor.cpu()
+        with self._talking():
+            dist.all_reduce(sent)
+        if sent is not tensor:
+            tensor.copy_(sent)
 
     def _end_brief(self, rows: Iterable[Sequence[float]]) -> None:
         self._agree(rows)
@@ -380,6 +449,8 @@ class Group:
 
     def _reduce(self, parameters: list[Tensor]) -> None:
         """The sum over all ranks, each with its weight; a parameter that nobody has a gradient for keeps none."""
+        if self.ranks == 1:
+            return
         kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for parameter in parameters:
             kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
@@ -401,9 +472,7 @@ class Group:
             has[index] = 1.0
             if self._share:
                 part.view_as(gradient).copy_(gradient).mul_(self._share)
-        if self.ranks > 1:
-            with self._talking():
-                dist.all_reduce(flat)
+        self._add_up(flat)
         for part, parameter, somebody in zip(parts, parameters, has.tolist(), strict=True):
             if not somebody:
                 parameter.grad = None
@@ -436,6 +505,7 @@ class Group:
             loss.fill_(sum(row[0] for row in rows))
         self._agree(rows)
         self._agreed = fault is None
+        self.sharing.changes = self.sharing.changes and fault is None  # the others did not hear of it
         return fault
 
     def after_error(self, error: Exception, fault: Fault | None) -> Fault | None:
@@ -505,18 +575,76 @@ class Group:
                 self._from_first([*own, *module.buffers()])
         self._agreed = False
         if self.wrapped.parts:
+            self._job.note(IN_PARTS, {"parts": True})
             self._job.note(f"ends-{self.place.restarts}-{self.rank}", {"ends": sorted(ends(connections()).values())})
         rows = self._vote(_SEQUENCE, ground.snapshots.next_sequence - 1)
         ground.snapshots.start_after(int(max(row[0] for row in rows)))
         if self.wrapped.parts:
             self._sockets |= self._to_ranks()
+        self.sharing.check(ground)
+        if self.sharing.policy.may_change:
+            self.sharing.learn(self._from_rank_0(self.sharing.known() if self.rank == 0 else b""))
+
+    def shares(self, name: str) -> Shares | None:
+        return self.sharing.of(name)
+
+    def _from_rank_0(self, payload: bytes) -> bytes:
+        """What rank 0 has to say, in all ranks."""
+        size = int(self._vote(_SHARES, len(payload))[0][0])
+        if self.ranks == 1 or not size:
+            return payload
+        said = torch.frombuffer(bytearray(payload or bytes(size)), dtype=torch.uint8)
+        with self._talking():
+            dist.broadcast(said, 0)
+        return bytes(said.numpy().tobytes())
 
     def _to_ranks(self) -> frozenset[tuple[int, int]]:
         """Connections of groups that the script has made, one for each axis of its mesh: a rank that leaves ends those
         too. Both ends are known, so that other connections of the script are left alone."""
         notes = [self._job.noted(f"ends-{self.place.restarts}-{rank}") for rank in range(self.ranks)]
-        others = {str(end) for rank, note in enumerate(notes) if rank != self.rank for end in note.get("ends", ())}
+        if self.place.roster is not None and self.place.roster.spans:  # other machines have notes of their own
+            notes = [{}, *self.of_all([notes[self.rank]])]
+            notes.remove(self._job.noted(f"ends-{self.place.restarts}-{self.rank}"))
+            others = {str(end) for note in notes for end in note.get("ends", ())}
+        else:
+            others = {str(end) for rank, note in enumerate(notes) if rank != self.rank for end in note.get("ends", ())}
         return frozenset(each for each, end in ends(connections(), far=True).items() if end in others)
+
+    def leaving_out(self, loader: str) -> LeaveOut | None:
+        """All begin anew at the last commit, and leave the samples out from the batch on that they are in.
+
+        Their place in the data is one number, and which samples a rank reads follows from those that are left. So all
+        have to know before the next of them reads that batch. Below torchrun all would start again for each sample.
+        """
+        if not self.place.stays:
+            return None
+
+        def leave_out(samples: list[int], why: str, epoch: int, batch: int) -> None:
+            found = {"loader": loader, "samples": samples, "why": why, "epoch": epoch, "batch": batch}
+            known = self._job.noted(self._left_out).get("all", [])
+            self._job.note(self._left_out, {"all": [*known, found]})
+            raise PeerLost("samples that cannot be read are left out")
+
+        return leave_out
+
+    @property
+    def _left_out(self) -> str:
+        return f"left-out-{self.place.seat}"
+
+    def left_out(self) -> list[dict[str, Any]]:
+        """What any rank of this group has found so far, in the same order in all of them."""
+        return self.of_all(self._job.noted(self._left_out).get("all", []))
+
+    def of_all(self, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What each rank knows, put together in the order of ranks, and each thing once."""
+        mine = json.dumps(known, sort_keys=True).encode() if known else b""
+        most = int(max(row.item() for row in self._gather(torch.tensor([len(mine)]))))
+        if not most:
+            return []
+        rows = self._gather(torch.frombuffer(bytearray(mine.ljust(most)), dtype=torch.uint8))
+        texts = (bytes(row.tolist()).strip() for row in rows)
+        found = [each for text in texts if text for each in json.loads(text)]
+        return list({json.dumps(each, sort_keys=True): each for each in found}.values())
 
     def landed(self, ground: Trained) -> None:
         self._reseed(ground)
@@ -526,14 +654,26 @@ class Group:
         if self._agreed and at.by_cadence:
             stop = self._stop
         else:
-            rows = self._vote(_BOUNDARY, 0.0, stop, self._wishes())
+            rows = self._vote(_BOUNDARY, 0.0, stop, self._wishes(), self.sharing.own_s)
             self._agree(rows)
             stop = self._stop
         self._agreed = False
+        if self.sharing.changes:
+            self.sharing.hear(self._from_rank_0(self.sharing.said_at(ground) if self.rank == 0 else b""))
+        for note in self.sharing.news():
+            ground.tell(note)
         _take_parts_back(ground.modules() if self.wrapped.parts else ())
         self._from_first([buffer for module in ground.modules() for buffer in module.buffers()])
+        if self._mixed and (ground.cadence.agreed or not at.by_cadence):
+            self._even_out(ground)
         self._reseed(ground)
         return stop
+
+    def _even_out(self, ground: Trained) -> None:
+        """Devices of different kinds round an update differently, and nothing would ever bring the ranks together
+        again: they commit the parameters of rank 0."""
+        own = (each for module in ground.modules() for each in module.parameters() if not is_shared_out(each))
+        self._from_first(list(own))
 
     @torch.no_grad()
     def _from_first(self, tensors: list[Tensor]) -> None:
@@ -543,7 +683,12 @@ class Group:
         world = dist.group.WORLD
         assert world is not None
         with self._talking():
-            torch.distributed._broadcast_coalesced(world, [each.detach() for each in tensors], _AT_ONCE, 0)
+            own = [each.detach() for each in tensors]
+            sent = [each if _is_sent(each) else each.cpu() for each in own]
+            broadcast_all(world, sent, _AT_ONCE)
+        for each, received in zip(own, sent, strict=True):
+            if received is not each:
+                each.copy_(received)
 
     def _reseed(self, ground: Trained) -> None:
         """Random words of this rank's own from here on, the same whenever the run comes by."""
@@ -576,11 +721,24 @@ class Group:
         largest = max(row[0] for row in rows)
         return int(largest), next(rank for rank, row in enumerate(rows) if row[0] == largest)
 
-    def hand_over(self, payload: memoryview | None, source: int, *, wanted: bool) -> memoryview | None:
-        """The bytes of a snapshot from the rank that has it to those that want it; others keep their own."""
+    def hand_over(
+        self,
+        payload: memoryview | None,
+        source: int,
+        *,
+        wanted: bool,
+        whole: Callable[[], memoryview | None] | None = None,
+    ) -> memoryview | None:
+        """The bytes of a snapshot from the rank that has it to those that want it; others keep their own.
+
+        `whole` makes what is sent, in place of `payload`.
+        """
         rows = self._vote(_SNAPSHOTS, wanted)
         if not any(row[0] for row in rows):
             return payload
+        own = payload
+        if whole is not None and self.rank == source:
+            payload = whole()
         size = int(self._vote(_SNAPSHOTS, 0 if payload is None else len(payload))[source][0])
         if self.rank == source:
             assert payload is not None
@@ -589,7 +747,7 @@ class Group:
             sent = torch.empty(size, dtype=torch.uint8)
         with self._talking():
             dist.broadcast(sent, source)
-        return memoryview(bytearray(sent.numpy().tobytes())) if wanted else payload
+        return memoryview(bytearray(sent.numpy().tobytes())) if wanted else own
 
 
 def _take_parts_back(modules: Iterable[torch.nn.Module]) -> None:
@@ -599,6 +757,11 @@ def _take_parts_back(modules: Iterable[torch.nn.Module]) -> None:
             reshard = getattr(each, "reshard", None)
             if reshard is not None and hasattr(each, "set_requires_gradient_sync"):
                 reshard()
+
+
+def _is_sent(tensor: Tensor) -> bool:
+    """Whether gloo and NCCL take it from where it is. From other kinds of devices it goes through the host."""
+    return tensor.device.type in ("cpu", "cuda")
 
 
 def _launcher() -> int:

@@ -29,6 +29,8 @@ from holdfast.state.slots import Arena, Slot
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "holdfast-job-"
 _PATIENCE = 60.0
+GONE = "gone"
+"""Notes whose names begin so: a rank of another machine has ended, or all of a machine (leader.py)."""
 
 
 class Job:
@@ -95,6 +97,12 @@ class Job:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
+    def marks(self, rank: int) -> Path:
+        """Where it notes which sample it reads, for the process after it."""
+        folder = self.path / f"marks-{rank}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
     def arenas(self, rank: int) -> list[Arena]:
         """The slots that earlier processes of this rank have left; all of one size belong together."""
         by_size: dict[int, list[Path]] = {}
@@ -150,6 +158,9 @@ class Job:
 
     def noted(self, name: str) -> dict[str, Any]:
         return read_json(self.path / f"note-{name}.json") or {}
+
+    def forget(self, name: str) -> None:
+        (self.path / f"note-{name}.json").unlink(missing_ok=True)
 
     def end(self, outcome: dict[str, Any]) -> None:
         """The run is over. The first word counts: what others find afterwards follows from it."""

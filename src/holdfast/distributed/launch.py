@@ -23,6 +23,7 @@ from holdfast.distributed import roster
 from holdfast.distributed.agent import PATIENCE, Agent
 from holdfast.distributed.job import Job
 from holdfast.distributed.rank_watch import Boards, Seen, hung
+from holdfast.distributed.share_keeper import SLOW, Policy
 from holdfast.distributed.stragglers import Stragglers
 from holdfast.record.receipt import Accounts
 from holdfast.record.reporter import Face, Teller
@@ -94,7 +95,8 @@ class Launch:
         self._learn(seen)
         if self.stop_signal is not None:
             self._boards.request_stop()
-        for each, why in hung(seen, self._known, self.settings.watchdog):
+            self.agent.wind_down()
+        for each, why in hung(seen, self._known, self.settings.watchdog, self.agent.elsewhere):
             self._end(each, why)
         if self._due("strangers", _BEAT):
             self._look_for_strangers({each.pid for each in seen})
@@ -151,12 +153,15 @@ class Launch:
 
     def _look_for_stragglers(self, run: RunFolder, seen: list[Seen]) -> None:
         """One line in the record when a rank holds the others up for some time."""
+        if Policy.of(self.settings).mixed:
+            return  # ranks on devices of different kinds are not alike, and their parts are measured anyway
         now = roster.read(self.job)
         members = set() if now is None else set(now.pids.values())
         slow = self._stragglers.look(each for each in seen if each.pid in members)
         if slow is not None:
             times = {"own_s": round(slow.own_s, 4), "others_s": round(slow.others_s, 4)}
             run.append(Event.now("note", text=slow.sentence, slow_rank=slow.rank, part=slow.part, **times))
+            self.job.note(SLOW, {"rank": slow.rank, "part": slow.part})  # rank 0 reads it: parts may be others
 
     def _show(self) -> None:
         """What the ranks have written since the last look."""

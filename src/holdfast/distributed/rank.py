@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from holdfast.base import processes
 from holdfast.base.board import Phase
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
-from holdfast.distributed import roster
+from holdfast.distributed import rank_devices, roster
 from holdfast.distributed.job import Job
-from holdfast.distributed.place import LAUNCHER, Place
+from holdfast.distributed.place import CORES, LAUNCHER, MACHINE, START_AGAIN, Place
+from holdfast.distributed.rank_devices import MOVED, Told
 from holdfast.distributed.rank_nursery import NESTED, RankNursery
+from holdfast.distributed.share_keeper import Policy
 from holdfast.faults.classification import classify_exception
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
@@ -43,10 +45,10 @@ if TYPE_CHECKING:
     from holdfast.distributed.group import Group
     from holdfast.distributed.rank_link import Follower, Writer
 
-START_AGAIN = 76
-"""The exit code that asks the agent for new ranks."""
 _FATAL = ("non_finite", "wrong_numbers", "bad_data", "user_error", "unsupported")
 """What new ranks would only meet again."""
+_OF_DEVICE = ("wrong_numbers", "unsupported")
+"""Of these, what a rank does not meet on another device: below our own agent it moves there."""
 PR_SET_PDEATHSIG = 1
 _ONCE = "script-once"
 """The note that the script cannot be called twice in one process."""
@@ -60,8 +62,8 @@ def live(order: Order, place: Place, make: Callable[[], RunFolder]) -> int:
     board = job.new_board(place.seat)
     _stop_politely(board)
     run = _run_folder(job, place, make)
-    if place.watched and place.run:
-        _speak_into(Path(place.run), place)
+    if place.watched and (place.run or place.stays):
+        _speak_into(Path(place.run) if place.run else job.path, place)
     try:
         _Life(order, place, job, board, run).to_the_end()
     except HoldfastError as error:
@@ -132,6 +134,8 @@ def _stop_politely(board: Board) -> None:
     def asked(*_: object) -> None:
         if NESTED in os.environ and os.getppid() != parent and _runs(launcher):
             os._exit(START_AGAIN)  # only the nursery has died: there will be another
+        if int(os.environ.get(MACHINE) or 0) and not _runs(launcher):
+            os._exit(START_AGAIN)  # the agent of this machine has died: the others go on without its ranks
         board.request_stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -169,23 +173,30 @@ def _speak_into(run: Path, place: Place) -> None:
     """What this rank prints goes to a file of the run; the first one's is shown."""
     from holdfast.worker import worker
 
-    worker._redirect_output(run / ("output.log" if place.local_rank == 0 else f"output-rank{place.seat}.log"))
+    worker._redirect_output(run / ("output.log" if place.seat == 0 else f"output-rank{place.seat}.log"))
     worker._prepare_stacks(run / f"stacks-rank{place.seat}.txt")
 
 
-def device_for(asked: str, place: Place) -> str:
-    """A card of its own for every rank of a machine that has enough, otherwise the CPU."""
+def device_for(asked: str, place: Place, devices: Sequence[str] = ()) -> str:
+    """The one named for its seat; else a card of its own for every rank of a machine that has enough, or the CPU."""
+    if devices:
+        return devices[place.local_rank]
     if asked == "auto":
         import torch
 
         return f"cuda:{place.local_rank}" if torch.cuda.device_count() >= place.local_ranks else "cpu"
-    if asked == "cuda":
-        return f"cuda:{place.local_rank}"
+    if asked in ("cuda", "pretend"):
+        return f"{asked}:{place.local_rank}"
     return asked
 
 
-def share_one_card(asked: str, place: Place) -> bool:
-    """`--device cuda:0` names one card, for all ranks of a machine."""
+def share_one_card(asked: str, place: Place, devices: Sequence[str] = ()) -> bool:
+    """`--device cuda:0` names one card, for all ranks of a machine; `--devices` may name others as well.
+
+    NCCL takes neither two ranks on one card nor one without a card.
+    """
+    if devices:
+        return len(set(devices)) < len(devices) or any(not each.startswith("cuda") for each in devices)
     return asked.startswith("cuda:") and place.local_ranks > 1
 
 
@@ -201,7 +212,14 @@ class _Life:
         self.job = job
         self.board = board
         self.run = run
-        self.settings = order.settings.override({"sentinel.enabled": "never"}, "a run of several ranks")
+        self.settings = order.settings
+        told = rank_devices.told(job, place.seat)
+        if told is None:  # nobody keeps a ladder, and would take the ranks back to where devices were right
+            self.settings = order.settings.override({"sentinel.enabled": "never"}, "ranks without a ladder")
+        self.policy = Policy.of(self.settings)
+        self.movable = told is not None and told.device != "cpu"
+        """Whether this rank can be on another device."""
+        self.label = told.device if told else device_for(self.settings.run.device, place, self.policy.devices)
         self.link: Follower | Writer | None = None
         self._first = place.local_rank == 0
         """Whether what this process prints is shown."""
@@ -238,6 +256,20 @@ class _Life:
                 _save_what_failed(link, self.job)
                 link.teller.scalars.close()
 
+    def _take_threads(self) -> None:
+        """A CPU beside accelerators gets the cores that their ranks, and all loader processes, leave."""
+        import torch
+
+        from holdfast.distributed.rank_watch import Boards
+
+        cores = int(os.environ.get(CORES) or 0)
+        if self.place.local_rank not in self.policy.beside or not cores:
+            return
+        boards = Boards(self.job)
+        loaders = max((each.beat.loaders for each in boards.look()), default=0)
+        boards.close()
+        torch.set_num_threads(self.policy.threads_beside(cores, loaders))
+
     def _open_device(self) -> torch.device:
         """A card that is gone is no error of the script: the agent tries again later, and the others may go on."""
         from holdfast.injection import away
@@ -245,11 +277,11 @@ class _Life:
 
         try:
             away.check(self.place.seat)
-            return worker.open_device(device_for(self.settings.run.device, self.place))
+            return worker.open_device(self.label)
         except (RuntimeError, OSError) as error:
             text = str(error).partition("\n")[0]
             print(f"rank {self.place.seat} cannot open its device: {text}", file=sys.stderr, flush=True)
-            raise _StartAgain("device", text=text) from error
+            raise _StartAgain("device", text=text, device=self.label) from error
 
     def _in_one_group(self) -> bool:
         """Train until it is over; False if the group broke and this process goes on in another one."""
@@ -261,6 +293,7 @@ class _Life:
         seed, group = self.settings.run.seed, None
         try:
             self._find_place()
+            self._take_threads()
             self.board.enter(Phase.SETUP)  # for a rank that stays, too: until its next step it may take as long
             self.groups += 1
             worker.seed_everything(seed)
@@ -272,7 +305,10 @@ class _Life:
                 device=self.device,
                 seed=seed,
                 patience=patience,
-                one_card=share_one_card(self.settings.run.device, self.place),
+                one_card=share_one_card(self.settings.run.device, self.place, self._devices_now())
+                or rank_devices.over_gloo(self.job, self.place.restarts),
+                mixed=rank_devices.mixed(self.job, self.place.restarts),
+                policy=self.policy,
             )
             group.begin()
             self._go_on(group)
@@ -287,7 +323,7 @@ class _Life:
         except PeerLost as lost:
             return self._leave_group(group, str(lost))
         except LostWorker as lost:
-            if lost.fault.kind.value in _FATAL:
+            if lost.fault.kind.value in _FATAL and not (self.movable and lost.fault.kind.value in _OF_DEVICE):
                 raise ScriptFailed(lost.fault.sentence(), cause=lost.fault.cause()) from None
             if lost.fault.evidence.get("rank", self.place.rank) != self.place.rank and self.place.stays:
                 return self._leave_group(group, str(lost))  # the fault of another rank, which ends
@@ -300,6 +336,9 @@ class _Life:
         """Another rank is lost. This process goes on in the next group, if it can."""
         if not self.place.stays or (self.calls and self.job.noted(_ONCE)):
             raise _StartAgain("peer", text=why) from None
+        told = rank_devices.told(self.job, self.place.seat)
+        if told is not None and told.device != self.label:  # the agent has asked all to leave for this
+            raise _StartAgain(MOVED, text=why) from None
         self.place = self.place if group is None else group.place
         if self.link is not None:
             self.link.pause()
@@ -310,12 +349,19 @@ class _Life:
         if self.place.stays:
             before = self.place.restarts if self.groups else 0
             self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank; a spare may wait for days
-            now = roster.await_next(self.job, after=before, launcher=int(os.environ.get(LAUNCHER) or 0))
+            launcher = int(os.environ.get(LAUNCHER) or 0)
+            now = roster.await_next(self.job, after=before, launcher=launcher, stop=self._stops_alone)
             rank = now.rank_of(os.getpid())
             assert rank is not None
             self.place = replace(
-                self.place, rank=rank, ranks=now.ranks, local_ranks=now.ranks, restarts=now.number, roster=now
+                self.place, rank=rank, ranks=now.ranks, local_ranks=now.beside(rank), restarts=now.number, roster=now
             )
+
+    def _stops_alone(self) -> bool:
+        """Asked to stop while others are away: nobody is there to agree on it with. This rank can save the state."""
+        from holdfast.distributed.rank_link import Writer
+
+        return isinstance(self.link, Writer) and self.board.stop_requested
 
     def _go_on(self, group: Group) -> None:
         """From the newest snapshot that all have."""
@@ -324,13 +370,28 @@ class _Life:
         self.link = self._take_role()
         if isinstance(self.link, Writer):
             ranks = self.place.ranks
-            self.link.run.update_info(state=RunState.RUNNING, device=f"{ranks}x{self.device.type}", ranks=ranks)
+            self.link.run.update_info(state=RunState.RUNNING, device=self._devices(), ranks=ranks)
         self.link.find_start(group)
+        told = rank_devices.told(self.job, self.place.seat)
+        if told is None or told.device != self.label:  # the next process of this rank is to be on another device
+            told = Told(self.label)
+        if told.from_cpu and self.groups == 1:
+            self.link.snapshots.memory.agree_on_newest()  # if this device is wrong, all come back to here
+        left_out = group.left_out() if self.place.stays else []
         if isinstance(self.link, Writer):
-            _check_progress(self.job, self.place, self.link.snapshots.step, self.settings.retry.without_progress)
+            _check_progress(self.job, self.link.snapshots.step, len(left_out), self.settings.retry.without_progress)
         self.calls += 1
         try:
-            _run_script(self.order, self.place, self.link, group, self.settings, self.device)
+            _run_script(
+                self.order,
+                self.place,
+                self.link,
+                group,
+                self.settings,
+                self.device,
+                told,
+                left_out,
+            )
         except ScriptFailed as failed:
             if self.calls > 1 and not self.link.advanced:
                 # A script may do what a process can do once. A new process decides whether the error is its own, and
@@ -339,6 +400,15 @@ class _Life:
                 raise _StartAgain("again", text=failed.message) from None
             raise
         _finish(self.link, self.job)
+
+    def _devices_now(self) -> list[str]:
+        """Of the ranks of this group, where devices were named."""
+        seats = range(self.place.ranks) if self.place.roster is None else self.place.roster.seats
+        return [self.policy.devices[seat] for seat in seats] if self.policy.devices else []
+
+    def _devices(self) -> str:
+        """For run.json."""
+        return "+".join(self._devices_now()) or f"{self.place.ranks}x{self.device.type}"
 
     def _speak(self, *, first: bool) -> None:
         """What rank 0 prints is shown, whichever process that is."""
@@ -381,10 +451,14 @@ def _import_ahead() -> None:
 
 def threads_for(order: Order, ranks: int) -> int:
     """As many as were asked for, for each rank as with torchrun, or a rank's part of those there are."""
+    return order.threads if threads_asked(order) else max(1, order.threads // ranks)
+
+
+def threads_asked(order: Order) -> bool:
+    """In the process of `holdfast launch`; the ranks get a number from it in any case."""
     from holdfast.console.order import threads_said
 
-    asked = isinstance(order.settings.run.threads, int) or threads_said(os.environ) is not None
-    return order.threads if asked else max(1, order.threads // ranks)
+    return isinstance(order.settings.run.threads, int) or threads_said(os.environ) is not None
 
 
 def _save_what_failed(link: Any, job: Job) -> None:
@@ -395,7 +469,16 @@ def _save_what_failed(link: Any, job: Job) -> None:
         _close_books(link, job, str(outcome["state"]), None)
 
 
-def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any, device: Any) -> None:
+def _run_script(
+    order: Order,
+    place: Place,
+    link: Any,
+    group: Any,
+    settings: Any,
+    device: Any,
+    told: Told,
+    left_out: Sequence[dict[str, Any]],
+) -> None:
     from holdfast.data import sample_marks
     from holdfast.distributed.group import PIECES, PeerLost
     from holdfast.distributed.script_calls import group_is_here
@@ -406,13 +489,20 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     folder = link.run.path if hasattr(link, "run") else Path(place.run or os.curdir)
     described = Run(order.facts.path.stem, folder, settings.run.seed, place.restarts, link.newest() is not None)
     session = Session(
-        link, run=described, rungs=[Rung(str(device))], rung=0, settings=settings, device=device, peers=group
+        link, run=described, rungs=[Rung(told.device)], rung=0, settings=settings, device=device, peers=group
     )
     pieces = int(link.job.noted(PIECES).get("pieces", 1))
+    if place.roster is not None and place.roster.spans:  # each machine has notes of its own
+        pieces = max(int(each["pieces"]) for each in group.of_all([{"pieces": pieces}]))
+    session.begin_with(pieces=pieces, cpu_batch=False, probation=told.probation, leave_out=left_out)
     if pieces > 1:
-        session.begin_with(pieces=pieces, cpu_batch=False, sentinel=False)
         session._attempts.pieces.stay()
-    sample_marks.begin(folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
+    if told.kind == "pretend":
+        from holdfast.injection import pretend
+
+        pretend.arm(session, told.device, None)
+    marks = link.job.marks(place.seat) if place.stays else folder  # each rank finds those of its predecessor alone
+    sample_marks.begin(marks, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     try:
         train = worker.load_train(order.facts.path, order.argv)
         link.send(RankStarted(place.restarts, place.rank, os.getpid()))
@@ -424,7 +514,7 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     except Exception as error:  # the script's own, or an error of the device that came out where nobody tries again
         if group.lost_a_rank():
             raise PeerLost(str(error).partition("\n")[0]) from error
-        fault = classify_exception(error, device=str(device)) if str(device) != "cpu" else None
+        fault = classify_exception(error, device=told.device) if told.device != "cpu" else None
         if fault is not None:
             raise _StartAgain("lost", fault=fault.to_json()) from error
         print(worker._own_traceback(error), file=sys.stderr, flush=True)
@@ -441,11 +531,15 @@ def _where(place_in_script: str | None, place: Place) -> str:
     return f"{place_in_script} (rank {place.seat})" if place_in_script else f"in rank {place.seat}"
 
 
-def _check_progress(job: Job, place: Place, step: int, most: int) -> None:
-    """New ranks again and again, and not one step committed: there is no point in going on."""
+def _check_progress(job: Job, step: int, left_out: int, most: int) -> None:
+    """New ranks again and again, and not one step committed: there is no point in going on.
+
+    Ranks also begin anew to leave out samples, which is progress.
+    """
     known = job.noted("progress")
-    without = int(known.get("without", 0)) + 1 if known and int(known.get("step", -1)) >= step else 0
-    job.note("progress", {"step": step, "without": without})
+    stalls = known and int(known.get("step", -1)) >= step and int(known.get("left_out", 0)) >= left_out
+    without = int(known.get("without", 0)) + 1 if stalls else 0
+    job.note("progress", {"step": step, "left_out": left_out, "without": without})
     if without > most:
         raise GaveUp(
             f"the ranks were started {without} times without one committed step",

@@ -20,13 +20,13 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Board, Phase
-from holdfast.base.files import open_regular
-from holdfast.distributed import roster
+from holdfast.base.files import open_regular, read_json
+from holdfast.distributed import rank_devices, rank_ladder, rank_mail, rank_undo, roster
 from holdfast.distributed.group import PIECES, Group, PeerLost
-from holdfast.distributed.job import Job
-from holdfast.distributed.place import Place
+from holdfast.distributed.job import GONE, Job
+from holdfast.distributed.place import MACHINE, Place
 from holdfast.distributed.torchrun import AGENT_LOG
-from holdfast.faults.classification import Fault, Kind, classify_exit
+from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Move
 from holdfast.faults.terms import Action
 from holdfast.record import evidence
@@ -40,11 +40,12 @@ from holdfast.state.layout import read_meta
 from holdfast.state.shards import parts_of, put_together
 from holdfast.state.slot_memory import Memory
 from holdfast.state.slots import Arena, Commit, Slot
+from holdfast.supervisor.undo import set_aside
 from holdfast.worker.local_run import LocalLink
 from holdfast.worker.worker import map_file
 
-_WRITER, _EMPTY = "writer", "empty"
-"""Notes in the job's folder: which process writes, and which seats were empty when it began."""
+_WRITER, _EMPTY, _DEVICES = "writer", "empty", "devices"
+"""Notes in the job's folder: which process writes, which seats were empty when it began, which devices ranks had."""
 _AWAIT_PARTS = 0.005
 """Seconds between two looks at the snapshots of other ranks."""
 _EXIT = re.compile(r"\(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
@@ -60,8 +61,11 @@ class Snapshots:
         self.memory.release_leases()  # who held them is gone
         self.job = job
         self.seat = place.seat
-        self.all_are_here = place.stays
-        """Every rank of the run is on this machine."""
+        self.all_are_here = place.stays and not int(os.environ.get(MACHINE) or 0)
+        """The snapshots of every rank are on this machine, its own or copies (part_copies.py)."""
+        self._stays = place.stays
+        self._made_by: dict[int, tuple[int, ...]] = {}
+        """By generation: the seats of a group that this process was in."""
         self._others: dict[int, tuple[list[tuple[str, int]], list[Arena]]] = {}
         self.start: memoryview | None = None
         self.whole = False
@@ -83,9 +87,12 @@ class Snapshots:
             for slot in arena.slots
             if (commit := slot.read()) is not None
         }
+        told = held
         if self.all_are_here:
-            held = {sequence: slot for sequence, slot in held.items() if self._has_all_parts(sequence, slot)}
-        newest, holder = group.newest_common(held)
+            told = held = {sequence: slot for sequence, slot in held.items() if self._has_all_parts(sequence, slot)}
+        elif self._stays and any(map(_is_part, held.values())):
+            told = {}  # the first machine has the parts of all ranks, and says which snapshots are whole
+        newest, holder = group.newest_common(told)
         if newest is None:
             step, holder = group.somebody(0 if saved is None else saved.step + 1)
             payload = None if saved is None else map_file(saved.state)
@@ -98,7 +105,18 @@ class Snapshots:
         mine = held.get(newest)
         commit = None if mine is None else mine.read()
         payload = None if mine is None or commit is None else mine.payload(commit.size)
-        self.start = group.hand_over(payload, holder, wanted=payload is None)
+        wanted = payload is None
+        if payload is not None and commit is not None and self._stays and not self.all_are_here:
+            others = self._made_by.get(commit.generation) != _seats_of(group)
+            wanted = others and int(parts_of(payload).get("count", 1)) > 1  # another part may be this rank's now
+        self.start = group.hand_over(payload, holder, wanted=wanted, whole=lambda: self._whole_of(payload, newest))
+        self._made_by[group.place.restarts] = _seats_of(group)
+
+    def _whole_of(self, payload: memoryview | None, sequence: int) -> memoryview | None:
+        """For ranks that have no part of it, or need another one."""
+        if payload is None or int(parts_of(payload).get("count", 1)) == 1 or not self._stays:
+            return payload
+        return self.all_parts(sequence)
 
     def all_parts(self, sequence: int | None = None) -> memoryview | None:
         """A snapshot with the parts of all ranks of this machine put together; None if a part is missing.
@@ -187,6 +205,7 @@ class Follower:
         self.snapshots.rejoin()
 
     def find_start(self, group: Group) -> None:
+        rank_undo.give_up(rank_undo.known_to(group, self.job), self.snapshots.memory)
         self.snapshots.find(group, None)
 
     def arena(self, capacity: int) -> Arena:
@@ -205,6 +224,8 @@ class Follower:
         self.snapshots.memory.drop_outgrown()
 
     def send(self, message: Message) -> None:
+        if isinstance(message, rank_mail.OF_TRUST):
+            rank_mail.post(self.job, self.snapshots.seat, message)
         if isinstance(message, Log | EpochEnded):
             self.board.hear()  # the writing rank says the same to somebody
         if isinstance(message, EpochEnded | Weights):
@@ -251,7 +272,7 @@ class Writer(LocalLink):
         writer, roster_now = job.noted(_WRITER).get("pid"), place.roster
         if roster_now is None or place.run is None or (isinstance(writer, int) and processes.exists(writer)):
             return None
-        left = [pid for _, pid in sorted(roster_now.pids.items()) if processes.exists(pid)]
+        left = [pid for pid in roster_now.here if processes.exists(pid)]
         newest = snapshots.memory.newest()
         if newest is None or left[:1] != [os.getpid()]:
             return None
@@ -265,7 +286,10 @@ class Writer(LocalLink):
         """The end of an epoch may have been told by a rank that was ahead of the others, and comes again."""
         if isinstance(message, EpochEnded) and self.teller.told(message.epoch, message.step):
             message = replace(message, again=True)
-        super().send(message)
+        if isinstance(message, rank_mail.OF_TRUST):
+            rank_mail.post(self.job, self.snapshots.seat, message)
+        else:
+            super().send(message)
 
     def _sign(self) -> None:
         """Who writes, and how far its attempts are counted: for the rank that writes after it."""
@@ -289,14 +313,23 @@ class Writer(LocalLink):
         self.snapshots.rejoin()
 
     def find_start(self, group: Group) -> None:
+        known = rank_undo.known_to(group, self.job)
+        rank_undo.give_up(known, self.memory)
+        undone = rank_undo.news(self.job, known)
+        for each in undone:
+            if each.step is not None:
+                set_aside(self.run.path, each.step, best=self.teller.undo(each.step))
         saved, passed_over = checkpoint.newest_good(self.run.path / "checkpoints")
         for path, reason in passed_over:
             self.teller.emit("note", text=f"checkpoint {path.name} is skipped: {reason}")
         self.checkpoint = self.saved = saved
         self.snapshots.find(group, saved)
         self._tell_who_was_lost()
+        for each in undone:
+            self._tell_undone(each)
         self._tell_who_was_full()
         self._tell_how_many()
+        self._tell_who_is_back()
         if self.place.stays and self.snapshots.whole:  # a step is one that all have; this rank may be one ahead
             self.accounts.steps = min(self.accounts.steps, self.snapshots.step)
         self.accounts.restored(self.accounts.steps, self.snapshots.step)
@@ -352,9 +385,8 @@ class Writer(LocalLink):
             return payload
         self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank
         while True:
-            gone = self.place.roster is None or any(
-                not processes.exists(pid) for pid in self.place.roster.pids.values()
-            )
+            gone = self.place.roster is None or any(not processes.exists(pid) for pid in self.place.roster.here)
+            gone = gone or roster.is_left(self.job, self.place.restarts)  # those of other machines
             whole = self.snapshots.all_parts(sequence)
             if whole is not None or gone:
                 return whole
@@ -372,6 +404,15 @@ class Writer(LocalLink):
             self.teller.emit("recovered", step=step, seconds=round(seconds, 3), lost_s=round(seconds, 3))
             self.run.update_info(state=RunState.RUNNING, accounts=self.accounts.to_json())
 
+    def _tell_undone(self, undone: rank_undo.Undone) -> None:
+        if undone.step is None:
+            text = "no snapshot is left from before the numbers went wrong: the run goes on from the newest"
+            self.teller.emit("note", text=text)
+            return
+        before = self.accounts.steps
+        self.accounts.undo(undone.step)
+        self.teller.emit("undone", from_step=before, to_step=undone.step, rank=undone.seat)
+
     def _tell_how_many(self) -> None:
         """Which seats are empty now, and which are filled again."""
         group = self.place.roster
@@ -387,6 +428,19 @@ class Writer(LocalLink):
             self.teller.emit("note", text=f"rank {seat} is away ({why}): {many}, with the same batches", away=seat)
         for seat in sorted(before - now):
             self.teller.emit("note", text=f"rank {seat} is back: {many}", back=seat)
+
+    def _tell_who_is_back(self) -> None:
+        """Which ranks are again on the device that they began on."""
+        group, seen = self.place.roster, self.job.noted(_DEVICES)
+        if group is None:
+            return
+        now = dict(zip(map(str, group.seats), rank_devices.of_group(self.job, group.number), strict=False))
+        home, before = {**now, **seen.get("home", {})}, seen.get("now", {})
+        if now != before:
+            self.job.note(_DEVICES, {"home": home, "now": {**before, **now}})
+        for seat, device in sorted(now.items()):
+            if before.get(seat, device) != device == home[seat]:
+                self.teller.emit("note", text=f"rank {seat} is back on {device}", returned=int(seat))
 
     # -- what happened before ------------------------------------------------------------------------------
 
@@ -404,16 +458,35 @@ class Writer(LocalLink):
             committed.append(beat.step)
             left = self.job.left(rank, pid)
             fault = self._fault_of(rank, pid, left)
-            if fault is not None:
+            answer = rank_ladder.answer(self.job, pid)
+            if answer is not None:
+                self._tell_answer(rank, pid, answer)
+            elif fault is not None:
                 self._record(fault.at(step=beat.at, phase=beat.phase.label))
-                if beat.attempts or beat.phase is not Phase.PEERS:  # not for a spare that has waited for days
-                    self._recovering = self._recovering or time.monotonic() - beat.silence
+            waited = not beat.attempts and beat.phase is Phase.PEERS  # a spare, which may have waited for days
+            if (fault is not None or answer is not None) and not waited:
+                self._recovering = self._recovering or time.monotonic() - beat.silence
         self.accounts.steps = max(self.accounts.steps, min(committed, default=0))  # a step is one that all have
         if self.place.stays:
+            self._tell_who_was_lost_elsewhere()
             return
         if self.place.restarts and self._recovering is None and self.snapshots.start is not None:
             self._record(Fault(Kind.EXIT, "another machine", step=self.snapshots.step + 1))
             self._recovering = time.monotonic()
+
+    def _tell_who_was_lost_elsewhere(self) -> None:
+        """What the leader has noted of ranks on other machines; the boards of those are not here."""
+        for path in sorted(self.job.path.glob(f"note-{GONE}-*.json")):
+            told = read_json(path) or {}
+            path.unlink(missing_ok=True)
+            if told.get("seat") is None:
+                fault: Fault | None = Fault(Kind.HANG, str(told.get("machine")), message=str(told.get("why", "")))
+            else:
+                fault = self._fault_of(int(told["seat"]), 0, told.get("left"), int(told.get("code", -9)))
+            if fault is not None:
+                known = {"step": told.get("step"), "phase": told.get("phase") or None}
+                self._record(fault.at(**{name: value for name, value in known.items() if value is not None}))
+                self._recovering = self._recovering or float(told.get("since", time.monotonic()))
 
     def _tell_who_was_full(self) -> None:
         """A rank that holds a part of the state ran out of memory: all compute batches in more pieces from here on."""
@@ -424,17 +497,16 @@ class Writer(LocalLink):
             self.accounts.fault(fault.kind.value)
             self.teller.emit_fault(fault, Move(Action.SPLIT, 0, pieces, reason=f"all ranks, in {pieces} pieces"))
 
-    def _fault_of(self, rank: int, pid: int, left: dict[str, Any] | None) -> Fault | None:
+    def _fault_of(self, rank: int, pid: int, left: dict[str, Any] | None, code: int | None = None) -> Fault | None:
         """None for a rank that ended because another had."""
-        device = f"rank {rank}"
-        if left is None:
-            return classify_exit(exitcode=self._exit_code(pid), last_words="", oom_kills=0, device=device)
-        if left.get("why") == "hung":
-            return Fault(Kind.HANG, device, message=str(left.get("text", "")), evidence={"rank": rank, "pid": pid})
-        if left.get("why") == "lost" and isinstance(left.get("fault"), dict):
-            fault = Fault.from_json(left["fault"])
-            return replace(fault, device=device, evidence={**fault.evidence, "device": fault.device, "pid": pid})
-        return None
+        return rank_ladder.fault_of(
+            self.job,
+            rank,
+            pid,
+            left,
+            device=f"rank {rank}",
+            exit_code=lambda: self._exit_code(pid) if code is None else code,
+        )
 
     def _exit_code(self, pid: int) -> int:
         """What the agent said about it; -9 where nobody knows: most that end without a word were killed."""
@@ -446,17 +518,41 @@ class Writer(LocalLink):
                 return int(found[0])
         return -9
 
-    def _record(self, fault: Fault) -> None:
+    def _tell_answer(self, seat: int, pid: int, answer: rank_ladder.Answer) -> None:
+        """What the ladder of that rank has decided: the fault, and where its next process is."""
+        moved = answer.after != answer.before
+        folder = self._record(answer.fault, f"{answer.before} → {answer.after}" if moved else "")
+        rank_ladder.say_told(self.job, pid, folder)
+        if moved:
+            where = "the CPU" if answer.after == "cpu" else answer.after
+            text = f"rank {seat} moved from {answer.before} to {where} ({answer.fault.sentence()})"
+            self.teller.emit("note", text=text, moved=seat)
+
+    def _record(self, fault: Fault, moved: str = "") -> Path:
         reason = "this rank is replaced, the others stay" if self.place.stays else "all ranks are started again"
         group = self.place.roster
-        if group is not None and fault.device in [f"rank {seat}" for seat in group.empty]:
+        if group is not None and (fault.device or "").startswith("machine"):
+            back = group.ranks == group.wanted
+            reason = "its ranks were replaced, the others stay" if back else "the others continue without its ranks"
+        elif group is not None and fault.device in [f"rank {seat}" for seat in group.empty]:
             reason = "the others continue without this rank"
         elif group is not None and fault.device not in [f"rank {seat}" for seat in group.seats]:
             reason = "a spare process takes its place, the others stay"
-        move = Move(Action.REPLACE, 0, reason=reason, new_worker=True)
+        action = Action.NEXT_RUNG if moved else Action.REPLACE
+        move = Move(action, 0, reason=f"{moved}, the others stay" if moved else reason, new_worker=True)
         folder = evidence.collect(self.run, fault, move, None, "", {}, "")
         self.accounts.fault(fault.kind.value)
         self.teller.emit_fault(fault, move, folder)
+        return folder
+
+
+def _is_part(slot: Slot) -> bool:
+    commit = slot.read(savepoints=True)
+    return commit is not None and int(parts_of(slot.payload(commit.size)).get("count", 1)) > 1
+
+
+def _seats_of(group: Group) -> tuple[int, ...]:
+    return () if group.place.roster is None else group.place.roster.seats
 
 
 def _of_this_process(known: Snapshots | None, job: Job, place: Place, settings: Settings) -> Snapshots:

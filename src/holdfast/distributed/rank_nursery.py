@@ -193,6 +193,11 @@ class Nest:
         self._forker.close()
 
 
+_FOR_RANKS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGINT))
+"""Signals that ask ranks to stop, and not the process that forks them. Slurm sends SIGTERM to every process of a job:
+ranks whose nursery is gone would start again instead of saving. The nursery ends when its channel is closed."""
+
+
 class RankNursery(Nursery):
     """Forks ranks instead of workers."""
 
@@ -210,7 +215,7 @@ class RankNursery(Nursery):
         main: Any = importlib.import_module("holdfast.__main__").main  # what a fresh interpreter would run
         if sys.platform != "win32":
             os.setpgid(0, 0)
-        for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+        for number in _FOR_RANKS:
             signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
         rank = read_strictly(RankWanted, config)
@@ -242,6 +247,6 @@ def ask(job: Path, words: Sequence[str]) -> int | None:
 
 if __name__ == "__main__":
     processes.die_with_parent(int(sys.argv[2]))
-    for each in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+    for each in _FOR_RANKS:
         signal.signal(each, signal.SIG_IGN)
     os._exit(RankNursery(Channel.from_fd(int(sys.argv[1])), sys.argv[3:]).serve())

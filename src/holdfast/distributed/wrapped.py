@@ -75,6 +75,16 @@ class Wrapped:
         self._parameters, self._counted = found, len(self._known)
         return found
 
+    def all(self) -> list[torch.nn.Parameter]:
+        """The parameters of all wrappers, each once, that get gradients."""
+        found = {id(value): value for each in self._known for value in each.module.parameters() if value.requires_grad}
+        return list(found.values())
+
+    def stop_exchanging(self) -> None:
+        """From the next step on Group exchanges gradients for the wrappers, after backward."""
+        if self._active:
+            self._active, self._parameters = False, None
+
     def silence(self) -> None:
         self.exchange(False)
 

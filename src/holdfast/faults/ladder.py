@@ -194,7 +194,8 @@ def next_move(
     """The first entry of the fault's row that is still open.
 
     `history` is oldest first. `batch` is the number of samples in the batch at hand. What only the worker
-    knows may travel as evidence instead: `batch`, `splittable`, and `pieces`, in which the step was run.
+    knows may travel as evidence instead (`worker/retry.py` writes it there): `batch`, `splittable`, and `pieces`, in
+    which the step was run.
     A verdict that a replay reached comes first: what is in the data or in the code is not tried elsewhere.
     A device on `probation` gets no second try. Rungs that are `barred` are not moved to.
     """
@@ -256,6 +257,7 @@ class _State:
         return Move(Action.RETRY, self.rung, self._pieces(), f"the same step again on {self._label()}")
 
     def _split(self) -> Move | None:
+        """Twice as many pieces as before, down to one sample each, where the worker says that it may be split."""
         finest = self.limits.pieces if self.batch is None else self.batch
         pieces = min(2 * self._pieces(), finest)
         if not self.splittable or pieces <= self._pieces():

@@ -327,7 +327,9 @@ def _endless_kernel(injector: _Injector) -> None:
     """A CUDA kernel that does not end."""
     import torch
 
-    torch.cuda._sleep(2**62)
+    from holdfast.state.torch_private import busy_kernel
+
+    busy_kernel(2**62)
     torch.cuda.synchronize()
 
 

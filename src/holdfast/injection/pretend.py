@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.base.board import Phase
 from holdfast.injection import ailments
 from holdfast.injection.ailments import Ailment, Patient
+from holdfast.state.torch_private import TorchDispatchMode, in_backward
 
 if TYPE_CHECKING:
     from holdfast.injection.trained import Trained
@@ -101,7 +101,7 @@ class WrongKernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        inside = self.anywhere or torch._C._current_graph_task_id() != -1 or "backward" in ailments.repeating
+        inside = self.anywhere or in_backward() or "backward" in ailments.repeating
         ailment = self.wrong() if inside and isinstance(out, Tensor) and out.is_floating_point() else None
         name = func._schema.name.partition("::")[2]
         if ailment is None or name not in WRONG_KERNELS[ailment.how]:

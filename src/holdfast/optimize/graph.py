@@ -201,7 +201,7 @@ def function(name: str) -> Any:
     if space != "aten" or packet.removesuffix("_") not in ATEN or overload.split("_")[-1] == "out":
         raise ValueError(f"the operator {name[:100]} is not one that a graph may hold")
     found = getattr(getattr(torch.ops.aten, packet, None), overload or "none", None)
-    if not isinstance(found, torch._ops.OpOverload):
+    if not isinstance(found, type(torch.ops.aten.add.Tensor)):
         raise ValueError(f"this version of PyTorch has no operator {name[:100]}")
     return found
 

@@ -76,7 +76,7 @@ class Choice:
     def forget(self) -> None:
         """What was begun and not ended: half of a compilation is of no use to the next."""
         if self.compile:
-            torch._dynamo.reset()
+            torch.compiler.reset()
 
     def to_json(self) -> dict[str, Any]:
         return dataclass_json.write(self)

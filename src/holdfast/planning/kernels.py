@@ -18,20 +18,20 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
+from holdfast.state.torch_private import cpu_libraries, use_cpu_libraries
+
 
 class _Flags:
     """What is switched off during a backward; process-wide settings of torch, so put back as soon as it is over."""
 
     def __init__(self) -> None:
-        self.onednn, self.nnpack = torch._C._get_mkldnn_enabled(), torch._C._get_nnpack_enabled()
+        self.onednn, self.nnpack = cpu_libraries()
 
     def off(self) -> None:
-        torch._C._set_mkldnn_enabled(False)
-        torch._C._set_nnpack_enabled(False)
+        use_cpu_libraries(False, False)
 
     def restore(self) -> None:
-        torch._C._set_mkldnn_enabled(self.onednn)
-        torch._C._set_nnpack_enabled(self.nnpack)
+        use_cpu_libraries(self.onednn, self.nnpack)
 
 
 class _Mark(torch.autograd.Function):
@@ -66,4 +66,4 @@ def gemm_backward(compute: Callable[[Any], torch.Tensor]) -> Callable[[Any], tor
 def worth_a_try() -> bool:
     """Whether to measure it at all. Not on x86, where oneDNN has kernels of its own for it."""
     known = platform.machine().lower() in ("x86_64", "amd64", "x86", "i686")
-    return not known and torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
+    return not known and torch.backends.mkldnn.is_available() and cpu_libraries()[0]

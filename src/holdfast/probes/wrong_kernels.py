@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.base import processes
 from holdfast.injection import pretend, symptoms
 from holdfast.injection.ailments import VARIABLE
 from holdfast.injection.symptoms import Symptom
 from holdfast.probes.bench import Bench
+from holdfast.state.torch_private import TorchDispatchMode
 from holdfast.worker.precision import NAMES
 
 _MOVES = ("copy", "clone", "detach", "view", "empty", "_to_", "alias", "zeros", "full", "ones_like", "as_strided")

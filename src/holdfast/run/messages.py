@@ -336,6 +336,10 @@ class Missing(Message):
 class Note(Message):
     text: str
     pieces: int | None = None
+    shares: tuple[int, ...] | None = None
+    """Samples that each rank computes from here on."""
+    step_ms: tuple[float, float] | None = None
+    """Of a step without the CPU beside accelerators, and with it."""
 
 
 @dataclass(frozen=True)

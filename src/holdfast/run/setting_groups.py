@@ -46,6 +46,10 @@ FILE = OrOff(Text("the path of a file"))
 DOLLARS = OrOff(Float("a number of dollars, 0 or more", low=0.0))
 METRIC = Text("auto, none, or the name of a metric", pattern=r"[A-Za-z_][\w./-]*")
 DEVICE = Text("auto, cpu, or a device such as cuda:0", pattern=r"[a-z]+(:\d+)?")
+DEVICES = OrOff(Text("devices with commas between them, such as cuda:0,cpu", r"[a-z-]+(:\d+)?(,[a-z-]+(:\d+)?)*"))
+SHARES = Text(
+    "auto, equal, measured, or a number for each rank such as 3:1", r"auto|equal|measured|[1-9]\d*(:[1-9]\d*)+"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +159,11 @@ class RunSettings:
     Recorded with the run: another number gives other last bits."""
     device: str = setting("auto", DEVICE)
     """The device to train on. Auto is the best one that works; the CPU stays as the last resort."""
+    devices: str | None = setting(None, DEVICES)
+    """For `holdfast launch`: a rank on each of these devices. A CPU beside others trains only if steps get faster."""
+    shares: str = setting("auto", SHARES)
+    """Which part of each batch a rank computes. Auto is equal parts, and measured ones where devices are of different
+    kinds or a rank holds the others up. Measured parts follow the clock, so two runs have other last bits."""
     portable: bool = setting(False, BOOL)
     """Use only what every system has: no fork, no /proc, plain files. `HOLDFAST_PORTABLE=1` does it too."""
     stacks: bool = setting(True, BOOL)

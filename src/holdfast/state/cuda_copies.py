@@ -22,6 +22,7 @@ from holdfast.state.protected import view_bytes
 from holdfast.state.slot_views import Views
 from holdfast.state.slots import Slot
 from holdfast.state.taken_snapshot import Taken
+from holdfast.state.torch_private import copy_all
 
 _LOCKED: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 """The memory of slots that this process has page-locked, whichever session did it."""
@@ -150,7 +151,7 @@ class CudaCopies:
             end = self._timed(main)
             if self._flat_free is not None:
                 main.wait_event(self._flat_free)
-            torch._foreach_copy_(self.flat_views, [sources[index] for index in self.gathered])
+            copy_all(self.flat_views, [sources[index] for index in self.gathered])
             end()
         self.stream.wait_stream(main)
         with torch.cuda.stream(self.stream):
@@ -159,7 +160,7 @@ class CudaCopies:
                 views.data[start:stop].copy_(self.flat[at : at + stop - start], non_blocking=True)
             if self.straight:
                 targets = [views.device[index] for index in self.straight]
-                torch._foreach_copy_(targets, [sources[index] for index in self.straight], non_blocking=True)
+                copy_all(targets, [sources[index] for index in self.straight], non_blocking=True)
                 taken.lazy = True
             for place, number, none in ((0, loss, layouts.NO_LOSS), (2, norm, 0.0)):
                 if number is None:

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from holdfast.base.errors import UserError
 from holdfast.state.shared_out import Shard, is_shared_out, local, problem_of
+from holdfast.state.torch_private import is_traceable_wrapper_subclass
 
 Node = Any
 """A JSON value."""

@@ -25,6 +25,7 @@ from torch.amp.grad_scaler import GradScaler
 from holdfast.base.errors import UserError
 from holdfast.state.flatten import Flattener, Node, Read, Slot, carrier, unflatten
 from holdfast.state.layout import MODULE
+from holdfast.state.torch_private import elements_share_memory
 
 
 class Part(ABC):
@@ -305,7 +306,7 @@ def is_successor(old: Any, new: Any) -> bool:
 
 def fill(target: Tensor, stored: Tensor) -> bool:
     """Copy into the live tensor. False if its elements share memory (an expanded tensor): replace it then."""
-    if torch._debug_has_internal_overlap(target) == 1:
+    if elements_share_memory(target):
         return False
     carrier(target).copy_(stored)
     return True

@@ -30,6 +30,7 @@ from holdfast.state.parts import ObjectPart, ScalerPart
 from holdfast.state.protected import Protected
 from holdfast.state.rng import capture_rng, restore_rng
 from holdfast.state.shared_out import local
+from holdfast.state.torch_private import copy_all
 
 _version = attrgetter("_version")
 SMALL = 1 << 20
@@ -104,7 +105,7 @@ class Savepoint:
         with torch.no_grad():
             for buffers, copies in (*self._small, (self._large, self._large_copies)):
                 if buffers:
-                    torch._foreach_copy_(buffers, copies)
+                    copy_all(buffers, copies)
         self._versions = list(map(_version, self._large))
         for part, (node, tensors) in zip(self._objects, self._asked, strict=True):
             part.restore(tensors.__getitem__, node, device)
@@ -148,7 +149,7 @@ class Savepoint:
             return
         with torch.no_grad():
             for group, copies in self._small:
-                torch._foreach_copy_(copies, group)
+                copy_all(copies, group)
             now = list(map(_version, self._large))
             for at in [at for at, version in enumerate(now) if version != self._versions[at]]:
                 self._large_copies[at].copy_(self._large[at])

@@ -1,7 +1,7 @@
 """A slot seen as the tensors of one layout.
 
 views = make_views(slot, plan)
-torch._foreach_copy_(views.host, tensors)        # what is written there is in the slot
+copy_all(views.host, tensors)        # what is written there is in the slot
 """
 
 from __future__ import annotations

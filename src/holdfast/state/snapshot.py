@@ -34,6 +34,7 @@ from holdfast.state.slot_preparation import Preparation
 from holdfast.state.slot_views import Views, make_views
 from holdfast.state.slots import LEAST, Arena, Slot
 from holdfast.state.taken_snapshot import Taken
+from holdfast.state.torch_private import copy_all
 
 NO_LOSS = layouts.NO_LOSS
 
@@ -156,10 +157,10 @@ class Snapshots:
         on_host = self._live[self._device_count :]
         with torch.no_grad():
             if on_host:
-                torch._foreach_copy_(views.host, on_host)
+                copy_all(views.host, on_host)
             if self._copies is None:
                 if on_device:
-                    torch._foreach_copy_(views.device, on_device)
+                    copy_all(views.device, on_device)
                 views.loss[0] = NO_LOSS if loss is None else loss
                 views.loss[2] = 0.0 if norm is None else norm
                 self._finish(taken, views)

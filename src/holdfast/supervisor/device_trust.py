@@ -29,7 +29,7 @@ from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import OFF_RECORD, Move, Rung
 from holdfast.faults.terms import Action
 from holdfast.run.messages import Suspicion
-from holdfast.supervisor.run_context import RunContext
+from holdfast.supervisor.run_context import OnLadder
 
 if TYPE_CHECKING:
     from holdfast.devices.probe_process import ProbeProcess
@@ -53,9 +53,17 @@ _INNOCENT = frozenset({Blame.DATA, Blame.CODE, Blame.PRECISION})
 class Trusting:
     """Every device of the plan but the CPU, which is where a run goes when it trusts nothing else."""
 
-    def __init__(self, context: RunContext, board: Callable[[], Board | None], *, compares: bool = True) -> None:
+    def __init__(
+        self,
+        context: OnLadder,
+        board: Callable[[], Board | None],
+        *,
+        compares: bool = True,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """Several ranks of one machine share a ledger."""
         self.context = context
-        self.ledger = Ledger()
+        self.ledger = ledger or Ledger()
         self.returning: int | None = None
         """The rung the run is going back to, while its worker comes to a boundary."""
         self.blind = False

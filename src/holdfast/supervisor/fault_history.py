@@ -14,13 +14,13 @@ from typing import Any
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import FAMILIES, Limits, Move, Past, Rung, next_move
 from holdfast.faults.terms import Family
-from holdfast.supervisor.run_context import RunContext
+from holdfast.supervisor.run_context import OnLadder
 
 
 class FaultHistory:
     """Of one run, since its supervisor began."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: OnLadder) -> None:
         self.context = context
         self.past: list[Past] = []
 

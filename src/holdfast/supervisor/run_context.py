@@ -11,10 +11,10 @@ them is decided elsewhere: workers.py starts and ends workers, recovery.py answe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.base import dataclass_json, processes
 from holdfast.base.board import Beat
@@ -61,6 +61,43 @@ class Outcome:
     exit_code: int
     error: HoldfastError | None = None
     receipt: dict[str, Any] = field(default_factory=dict)
+
+
+class Rungs(Protocol):
+    """The part of a plan that the ladder climbs."""
+
+    @property
+    def rungs(self) -> Sequence[Rung]: ...
+
+
+class Emits(Protocol):
+    """Whoever writes events down."""
+
+    def emit(self, what: str, /, **data: Any) -> None: ...
+
+
+class Named(Protocol):
+    """A run folder, by its name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class OnLadder(Protocol):
+    """What has a rung, faults and trust in devices: a run, or one rank of a run."""
+
+    rung: int
+
+    @property
+    def plan(self) -> Rungs: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def teller(self) -> Emits: ...
+    @property
+    def run_folder(self) -> Named: ...
+    @property
+    def accounts(self) -> Accounts: ...
 
 
 @dataclass(slots=True)

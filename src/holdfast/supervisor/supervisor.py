@@ -247,7 +247,7 @@ class Supervisor(RunLoop):
     # -- looking -------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Has the worker ended, has it gone silent, has it committed?"""
+        """Has the worker ended, does it hang (silent for longer than its limit), has it committed?"""
         self._limit_in, self._calm = TICK, False
         if self.worker is not None:
             self._recovery.notice_commit()
@@ -293,7 +293,7 @@ class Supervisor(RunLoop):
     # -- what became of the worker -------------------------------------------------------------------------
 
     def _worker_hangs(self, worker: WorkerProcess, beat: Beat, limit: float) -> None:
-        """Silent for too long: keep its stacks, end it, and let the ladder decide."""
+        """Silent for too long: keep its stacks, end it, and let the ladder decide; unless it went on meanwhile."""
         info = processes.inspect(worker.pid)
         fault = self._watch.hung(beat, limit, self.context.device, info.state if info else None)
         path = self.run_folder.path / f"stacks-{worker.generation}.txt"

@@ -40,12 +40,12 @@ def undo(context: RunContext, sequence: int | None = None) -> Undone | None:
     step = context.newest_step
     undone = Undone(context.accounts.steps, step)
     context.accounts.undo(step)
-    _set_aside(context, step, best=context.teller.undo(step))
+    set_aside(context.run_folder.path, step, best=context.teller.undo(step))
     return undone
 
 
-def _set_aside(context: RunContext, step: int, *, best: bool) -> None:
-    folder = context.run_folder.path
+def set_aside(folder: Path, step: int, *, best: bool) -> None:
+    """What a run folder has of later steps goes to `doubtful/`; with `best`, so do the best weights."""
     for path in checkpoint.candidates(folder / "checkpoints"):
         if path.name.isdigit() and int(path.name) > step:
             _move(folder, path, inner=1)

@@ -28,6 +28,7 @@ from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Rung
 from holdfast.run.messages import Agreed, Blind, Found, Message, Note, Suspicion
 from holdfast.run.settings import Settings
+from holdfast.state.shared_out import is_shared_out
 from holdfast.state.snapshot import Snapshots
 from holdfast.state.taken_snapshot import Taken
 from holdfast.worker.operators import zeros
@@ -111,7 +112,10 @@ class StepChecks:
             self._replay = Replay(modules, home=device, on_device=on_device)
         wanted = self.settings.sentinel.enabled if self._wanted else "never"
         if wanted == "always" or (wanted == "auto" and not self.rung.on_cpu):
-            self._keep_watch(device, snapshots)
+            if any(is_shared_out(each) for module in modules.values() for each in module.parameters()):
+                self._send(Note(f"{self.rung.device} is not compared with the CPU: its ranks hold parts of the model"))
+            else:
+                self._keep_watch(device, snapshots)
         if self._probation and self.sentinel is None:
             self._send(Blind())
 

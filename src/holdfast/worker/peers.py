@@ -23,7 +23,11 @@ from holdfast.run.commit_points import CommitPoint
 from holdfast.worker.position import Position
 
 if TYPE_CHECKING:
-    from holdfast.data.loader import Batch
+    from holdfast.data.any_loader import AnyLoader
+    from holdfast.data.loader import Batch, Loader
+    from holdfast.data.quarantine import LeaveOut
+    from holdfast.data.shares import Shares
+    from holdfast.run.messages import Message
     from holdfast.state.snapshot import Snapshots
     from holdfast.worker.cadence import Cadence
     from holdfast.worker.step import Work
@@ -53,6 +57,10 @@ class Trained(Protocol):
     @property
     def snapshots(self) -> Snapshots: ...
     def modules(self) -> list[torch.nn.Module]: ...
+    def named_loaders(self) -> dict[str, Loader | AnyLoader]: ...
+    def tell(self, message: Message) -> None:
+        """For the journal of the run."""
+        ...
 
 
 class Peers(Protocol):
@@ -60,9 +68,15 @@ class Peers(Protocol):
 
     rank: int
     ranks: int
+    neighbours: int
+    """How many ranks are on this machine, this one included."""
 
     def protect(self, ground: Trained, *, restored: bool) -> None:
         """The objects are there: from here on with the same numbers in all ranks."""
+        ...
+
+    def shares(self, name: str) -> Shares | None:
+        """Which rank reads which part of the batches of the loader with that name; None if nobody else does."""
         ...
 
     def landed(self, ground: Trained) -> None:
@@ -93,6 +107,10 @@ class Peers(Protocol):
         """The same answer to a fault in all ranks."""
         ...
 
+    def leaving_out(self, loader: str) -> LeaveOut | None:
+        """How samples of this loader that cannot be read are left out by all ranks; None where they cannot be."""
+        ...
+
     def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
         """All have come to the end of this body; True if somebody wants to stop here."""
         ...
@@ -103,8 +121,12 @@ class Alone:
 
     rank = 0
     ranks = 1
+    neighbours = 1
 
     def protect(self, ground: Trained, *, restored: bool) -> None:
+        return None
+
+    def shares(self, name: str) -> Shares | None:
         return None
 
     def landed(self, ground: Trained) -> None:
@@ -127,6 +149,9 @@ class Alone:
 
     def agree_on(self, move: Move) -> Move:
         return move
+
+    def leaving_out(self, loader: str) -> LeaveOut | None:
+        return None
 
     def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
         return stop

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from holdfast.base import dataclass_json
 
 
 @dataclass(slots=True)
@@ -55,4 +57,4 @@ class Loop:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dataclass_json.write(self)

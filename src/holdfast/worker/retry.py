@@ -160,6 +160,9 @@ class Attempts:
         """What is protected is on the device now."""
         ground = self.ground
         self.checks.protect(ground.named_modules(), ground.device, ground.snapshots, ground.elsewhere)
+        if self.checks.sentinel is not None:
+            self.checks.sentinel.ranks = ground.peers.ranks
+            self.checks.sentinel.neighbours = ground.peers.neighbours
 
     def close(self) -> None:
         self._compiling.end()
@@ -352,6 +355,7 @@ class Attempts:
         return move
 
     def _splittable(self, work: Work, samples: Samples | None) -> bool:
+        """May this batch be computed in pieces? Into how many, the ladder decides (`faults/ladder.py`)."""
         oom = self.ground.settings.oom
         if not oom.split or (work.split is None and not _samples_come_first(work, samples)):
             return False

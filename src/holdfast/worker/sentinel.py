@@ -96,6 +96,10 @@ class Sentinel:
         self.checks = 0
         self.every_step = 0
         """Steps that are all looked at and waited for: a device on probation."""
+        self.ranks = 1
+        """Ranks that look within `sentinel.cost`: every step waits for the slowest of them."""
+        self.neighbours = 1
+        """Those that have the same cores."""
         self.recorder = Recorder(device, label=self.label, samples=settings.samples, seed=seed)
         self.checking = Checking(self.label, keep)
         self.rare = _little_room()
@@ -124,7 +128,7 @@ class Sentinel:
     def due(self) -> bool:
         """Whether to look at the step that begins now. Asked once a step."""
         now = self._clock()
-        self._debt -= (now - self._since) * self.settings.cost / 100.0
+        self._debt -= (now - self._since) * self.settings.cost / 100.0 / self.ranks
         self._since = now
         self._steps += 1
         if self.off is not None:
@@ -226,7 +230,7 @@ class Sentinel:
         return found
 
     def _opinion(self, answer: Answer) -> Opinion:
-        share = SMALL_CORE if self.rare else CORE
+        share = (SMALL_CORE if self.rare else CORE) / self.neighbours
         self._not_before = self._clock() + answer.seconds * (1.0 / share - 1.0)
         if answer.problem:
             self.off = answer.problem if "again and again" in answer.problem else self.off

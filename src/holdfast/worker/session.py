@@ -200,14 +200,15 @@ class Session:
             if isinstance(loader, Loader):
                 loader.leave_out(each["samples"], each["why"], epoch=each["epoch"], batch=each["batch"])
         self._board.loaders(sum(loader.num_workers for loader in self._ground.loaders()))
-        for loader in self._ground.loaders():
+        for name, loader in self._ground.named_loaders().items():
             loader.on_event = self._attempts.loader_mended
             loader.passes.protected = True
             if self._commits.landing is not None:
                 loader.passes.begin_again()
             loader.on_wait = self._board.beat
             loader.device = self.device
-            loader.share_with(self.rank, self.ranks)
+            together = self._ground.peers
+            loader.share_with(self.rank, self.ranks, together.shares(name), together.leaving_out(name))
             loader.be_patient(floor_s=self.settings.loader.stuck_floor, first_wait_s=self.settings.loader.first_wait)
             if isinstance(loader, AnyLoader):
                 loader.source.on_progress = self.progress

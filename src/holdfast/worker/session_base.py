@@ -24,6 +24,7 @@ from holdfast.data.loader import Loader
 from holdfast.data.quarantine import MOST_LISTED
 from holdfast.faults.classification import Fault
 from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import Message
 from holdfast.run.settings import Settings
 from holdfast.state import snapshot
 from holdfast.state.protected import Protected
@@ -108,6 +109,10 @@ class Ground:
     def check_not_over(self) -> None:
         if self.over is not None:
             raise self.over
+
+    def tell(self, message: Message) -> None:
+        """For the journal of the run."""
+        self.link.send(message)
 
     def lose(self, fault: Fault) -> NoReturn:
         """This process must not go on. The next one begins at the last commit."""
@@ -228,7 +233,10 @@ class Ground:
     # -- by kind -------------------------------------------------------------------------------------------
 
     def loaders(self) -> list[Loader | AnyLoader]:
-        return [value for value in self.objects.values() if isinstance(value, (Loader, AnyLoader))]
+        return list(self.named_loaders().values())
+
+    def named_loaders(self) -> dict[str, Loader | AnyLoader]:
+        return {name: value for name, value in self.objects.items() if isinstance(value, (Loader, AnyLoader))}
 
     def name_of(self, data: Any) -> str:
         """The name a loader was protected by."""

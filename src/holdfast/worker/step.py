@@ -21,6 +21,7 @@ from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
 from holdfast.data.batch import Piece, split_batch, to_device
 from holdfast.state.shared_out import local
+from holdfast.state.torch_private import AnyBatchNorm
 
 Splitter = Callable[[Any, int], Sequence[Piece]]
 
@@ -232,8 +233,4 @@ def free_memory(device: torch.device) -> None:
 
 def mixes_samples(modules: Iterable[torch.nn.Module]) -> bool:
     """True if a module sees its whole batch at once in training, so that pieces are not the same computation."""
-    return any(
-        isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training
-        for module in modules
-        for part in module.modules()
-    )
+    return any(isinstance(part, AnyBatchNorm) and part.training for module in modules for part in module.modules())

@@ -31,9 +31,10 @@ import torch
 
 from holdfast.integrations.exact import frames as places
 from holdfast.integrations.exact.constants import LARGE, Constants
-from holdfast.integrations.exact.loaders import begun_json, is_loader_iterator, processes
+from holdfast.integrations.exact.loaders import begun_json, processes
 from holdfast.integrations.exact.ours import is_own, library
 from holdfast.integrations.exact.packages import Packages
+from holdfast.state.torch_private import is_loader_iterator
 
 MOST_NODES = 300_000
 MOST_DEPTH = 80

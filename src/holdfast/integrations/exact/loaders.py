@@ -29,10 +29,6 @@ _CPU = torch.device("cpu")
 _WORDS = {PYTHON: torch.uint32, NUMPY: torch.uint32, TORCH: torch.uint8}
 
 
-def is_loader_iterator(value: Any) -> bool:
-    return isinstance(value, torch.utils.data.dataloader._BaseDataLoaderIter)
-
-
 @dataclass(frozen=True)
 class Place:
     """Where an iterator is."""

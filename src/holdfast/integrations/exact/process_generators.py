@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from holdfast.state.torch_private import fetcher_factory
+
 _HEAD = struct.Struct("<III")
 """Whether the process is to take what is there, what became of its dataset, and the length of its generators."""
 _PASSES = struct.Struct("<I")
@@ -140,7 +142,7 @@ def watch_processes(read: Callable[[], str], set_state: Callable[[str], None]) -
     if _watching:
         return
     _watching = True
-    kinds: Any = torch.utils.data._DatasetKind
+    kinds = fetcher_factory()
     create = kinds.create_fetcher
 
     def create_fetcher(kind: Any, dataset: Any, auto_collation: Any, collate_fn: Any, drop_last: Any) -> Any:

@@ -123,7 +123,8 @@ def _listen(host: str, first: int, say: Callable[[str], None]) -> tuple[socket.s
     """A socket at the port, or at the next free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in [*range(first, min(first + _TRIES, 65536)), 0] if first else [0]:
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio turns Nagle's delay off only where the protocol is named.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, port))

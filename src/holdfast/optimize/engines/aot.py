@@ -21,14 +21,13 @@ def why_not(precision: str, machine: Machine) -> str:
 
 
 def build(work: Path, about: dict[str, Any], target: Path) -> None:
-    import torch
-
     from holdfast.optimize.build import program
+    from holdfast.state.torch_private import compile_ahead
 
-    torch._inductor.aoti_compile_and_package(program(work, about), package_path=str(target))
+    compile_ahead(program(work, about), str(target))
 
 
 def load(path: Path, about: dict[str, Any]) -> Engine:
-    import torch
+    from holdfast.state.torch_private import load_compiled
 
-    return of_module(torch._inductor.aoti_load_package(str(path)), about)
+    return of_module(load_compiled(str(path)), about)

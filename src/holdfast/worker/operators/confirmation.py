@@ -21,13 +21,13 @@ from typing import Any
 from holdfast.base import processes
 from holdfast.base.folders import Folder
 from holdfast.injection import ailments
+from holdfast.state.torch_private import without_dispatch_modes
 
 if __name__ == "__main__" and "--parent" in sys.argv:  # before torch, which takes seconds to import
     processes.die_with_parent(int(sys.argv[sys.argv.index("--parent") + 1]))
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from holdfast.worker.operators.case import DTYPES, Case, Slot, decoded, filled, operator, shape_of
 from holdfast.worker.operators.comparison import METHOD, Finding, compare
@@ -39,7 +39,7 @@ TRIES = 3
 
 def compare_here(case: Case) -> Finding:
     """In this process, where the device may be a pretended one: the CPU's answer is never computed by it."""
-    with _disable_current_modes():
+    with without_dispatch_modes():
         return compare(case)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from holdfast.state.torch_private import TorchDispatchMode, in_backward
 from holdfast.worker.operators.case import DTYPES, Case, encoded, shape_of, taken_apart
 from holdfast.worker.operators.choice import KINDS, Choice
 from holdfast.worker.operators.families import CONVOLUTIONS, MATMULS, has_bound
@@ -99,7 +99,7 @@ class Look(TorchDispatchMode):
         if len(tensors) < len(args):
             tensors += [e for each in args if isinstance(each, (list, tuple)) for e in each if isinstance(e, Tensor)]
         tensors += [each for each in kwargs.values() if isinstance(each, Tensor)]
-        back = torch._C._current_graph_task_id() != -1
+        back = in_backward()
         kind = self.choice.kind_of(info[0], back, tensors)
         if not self._wants(kind):
             return None

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from holdfast.state.torch_private import TorchDispatchMode
 from holdfast.worker.operators.case import Case
 from holdfast.worker.operators.choice import Choice
 from holdfast.worker.operators.look import Look

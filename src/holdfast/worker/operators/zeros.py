@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _disable_current_modes
+
+from holdfast.state.torch_private import without_dispatch_modes
 
 PATTERN = 77.0
 ROOM = 1 << 20
@@ -126,7 +127,7 @@ def _attention(query: Tensor, value: Tensor) -> Tensor:
 
 def _wrong(function: Function, inputs: list[Tensor], device: torch.device) -> list[str]:
     """forward, backward, both or neither."""
-    with _disable_current_modes():
+    with without_dispatch_modes():
         right, right_grads = _computed(function, inputs)  # on the CPU, also where the device only pretends to be one
     here = [each.to(device) for each in inputs]
     torch.full((ROOM // 4,), PATTERN, device=device)  # given back at once: what comes next finds it there

@@ -22,7 +22,7 @@ import torch
 import torchvision.ops  # noqa: F401  (named here, so that it is loaded before workers are forked)
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import holdfast
 from holdfast.base import files
@@ -249,9 +249,10 @@ def _moving(decay: float) -> Any:
     def update(averages: Any, current: Any, count: Any) -> None:
         keep = decay * (1.0 - math.exp(-(float(count) + 1.0) / 100.0))
         if averages[0].is_floating_point():
-            torch._foreach_lerp_(averages, current, 1.0 - keep)
+            get_ema_multi_avg_fn(keep)(averages, current, count)
         else:
-            torch._foreach_copy_(averages, current)
+            for average, now in zip(averages, current, strict=True):
+                average.copy_(now)
 
     return update
 

@@ -6,11 +6,11 @@ Rules.from_json(rules.to_json())                # how a run folder keeps them
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.base import dataclass_json
 from holdfast.base.errors import UserError
 
 PREY, PREDATOR = 0, 1
@@ -103,23 +103,18 @@ class Rules:
         return max(1, self.neighbours // 2)
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return dataclass_json.write(self)
 
     @classmethod
     def from_json(cls, data: object) -> Rules:
         """Rules from a run folder, which may be anybody's: UserError if they are none."""
-        if not isinstance(data, dict):
-            raise UserError("these are not the rules of a world", cause=f"a {type(data).__name__} instead of an object")
-        kept: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            value = data.get(field.name, field.default)
-            wanted = (int, float) if isinstance(field.default, float) else type(field.default)
-            if not isinstance(value, wanted) or (isinstance(value, bool) and not isinstance(field.default, bool)):
-                raise UserError(f"the rule {field.name} is {value!r}", cause="of another kind than it should be")
+        for name, value in data.items() if isinstance(data, dict) else ():
             if isinstance(value, int) and value > 1_000_000:
-                raise UserError(f"the rule {field.name} is {value}", cause="no world is that large")
-            kept[field.name] = value
-        return cls(**kept)
+                raise UserError(f"the rule {name} is {value}", cause="no world is that large")
+        try:
+            return dataclass_json.read_strictly(cls, data)
+        except ValueError as error:
+            raise UserError("these are not the rules of a world", cause=str(error)) from None
 
 
 def _check(rules: Rules, name: str, least: int) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from holdfast.base import dataclass_json
 from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import filters
 from holdfast.workloads.eeg.cache import FORMAT, KINDS
@@ -117,7 +118,7 @@ class Recipe:
         return filters.plan(rate, self.rate, band=self.band, notch=None if notch is None else float(notch), why=why)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dataclass_json.write(self)
 
     def key(self, content: Any) -> str:
         """What identifies a cache: content of the recordings, parameters, and the code that makes windows of them."""

@@ -21,12 +21,13 @@ The four factors
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.base import dataclass_json
 from holdfast.workloads.eeg import net
 
 Signals = NDArray[np.float32]
@@ -66,7 +67,7 @@ class SubjectTruth:
     labelled: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dataclass_json.write(self)
 
 
 @dataclass(frozen=True)

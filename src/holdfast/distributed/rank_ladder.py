@@ -1,0 +1,395 @@
+"""The ladder of each rank: which device it is on, and when it comes back to one that has failed. No torch.
+
+    ladder = RankLadder(job, run_folder, settings, devices=["cuda:0", "cuda:1"], cards=["cuda:0", "cuda:1", "cuda:2"])
+    ladder.starting(1)                               # the ledger knows, and the new process is told its device
+    ladder.ended(1, pid, code, generation=3)         # a fault: the same device again, another card, or the CPU
+    ladder.tick()                                    # what ranks say, probes, verdicts
+    ladder.leaves(1)                                 # its process is to be replaced at the next commit: it comes back
+    ladder.close("finished")
+
+A rank is to its ladder what a run in one process is: the rules of faults (faults/ladder.py), trust, probes and the
+ledger (supervisor/device_trust.py) are the same, with a list of rungs for each seat. The others keep their processes.
+What is decided is noted in the job's folder. The rank that writes the journal tells it after the fault it belongs to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.base import dataclass_json
+from holdfast.base.board import Beat, Board
+from holdfast.devices.ledger import Ledger
+from holdfast.distributed import rank_devices, rank_undo
+from holdfast.distributed.job import Job
+from holdfast.distributed.rank_devices import IN_PARTS, Told
+from holdfast.distributed.rank_mail import Mail
+from holdfast.faults.blame import Blame, Case, Verdict, judge
+from holdfast.faults.classification import Fault, Kind, classify_exit
+from holdfast.faults.ladder import Move, Rung
+from holdfast.faults.terms import Action
+from holdfast.record import evidence
+from holdfast.record.receipt import Accounts
+from holdfast.run.events import Event
+from holdfast.run.folder import RunFolder
+from holdfast.run.messages import Agreed, Blind, Suspicion
+from holdfast.run.settings import Settings
+from holdfast.supervisor.device_trust import Trusting
+from holdfast.supervisor.fault_history import FaultHistory
+
+_TICK = 0.1
+"""Seconds between two looks at boards and mail."""
+_CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was decided about a process that ended with a fault, for the rank that writes the journal."""
+
+    fault: Fault
+    move: Move
+    before: str
+    after: str
+
+
+def answer(job: Job, pid: int) -> Answer | None:
+    """The decision about that process; None if it ended for another reason, or no ladder is kept."""
+    found = job.noted(f"answer-{pid}")
+    return dataclass_json.read_strictly(Answer, found) if found else None
+
+
+def say_told(job: Job, pid: int, folder: Path) -> None:
+    """The fault of that process is in the journal, with its evidence in this folder: the verdict may follow."""
+    job.note(f"told-{pid}", {"folder": str(folder)})
+
+
+def fault_of(
+    job: Job, seat: int, pid: int, left: dict[str, Any] | None, *, device: str, exit_code: Callable[[], int]
+) -> Fault | None:
+    """Why a process of a rank has ended, by what it or the watchdog has left; None for one that only followed others.
+
+    `exit_code` is asked where it left nothing.
+    """
+    if left is None:
+        return classify_exit(exitcode=exit_code(), last_words="", oom_kills=0, device=device)
+    why = left.get("why")
+    if why == "hung":
+        return Fault(Kind.HANG, device, message=str(left.get("text", "")), evidence={"rank": seat, "pid": pid})
+    if why == "lost" and isinstance(left.get("fault"), dict):
+        fault = Fault.from_json(left["fault"])
+        return replace(fault, device=device, evidence={**fault.evidence, "device": fault.device, "pid": pid})
+    if why == "device" and device != _CPU and not device.startswith("rank"):
+        return Fault(Kind.DEVICE_LOST, device, message=str(left.get("text", "")), evidence={"rank": seat, "pid": pid})
+    return None
+
+
+@dataclass(slots=True)
+class _Rungs:
+    rungs: list[Rung]
+
+
+@dataclass(slots=True)
+class _Folder:
+    name: str
+
+
+@dataclass(slots=True)
+class _Teller:
+    """Events of one rank in the journal of the run."""
+
+    run: RunFolder | None
+    seat: int
+
+    def emit(self, what: str, /, **data: Any) -> None:
+        if self.run is None:  # the first machine keeps the run folder; the ledger is here
+            return
+        if isinstance(data.get("text"), str):
+            data["text"] = f"rank {self.seat}, {data['text']}"
+        with contextlib.suppress(OSError):
+            self.run.append(Event.now(what, **data, rank=self.seat))
+
+
+@dataclass(slots=True)
+class SeatContext:
+    """A rank, as the parts of a supervisor see a run."""
+
+    plan: _Rungs
+    settings: Settings
+    teller: _Teller
+    run_folder: _Folder
+    accounts: Accounts = field(default_factory=Accounts)
+    rung: int = 0
+
+    @property
+    def device(self) -> str:
+        return self.plan.rungs[self.rung].device
+
+
+class _Seat:
+    """One rank, whichever process it is."""
+
+    def __init__(self, number: int, context: SeatContext, ledger: Ledger) -> None:
+        self.number = number
+        self.context = context
+        self.history = FaultHistory(context)
+        self.trusting = Trusting(context, lambda: None, ledger=ledger)
+        self.pid = 0
+        self.device = ""
+        """That its process was started on."""
+        self.before = ""
+        """That the process before was on."""
+        self.mail: Mail | None = None
+        self.board: Board | None = None
+        self.case: tuple[int, Case] | None = None
+        """The process that was lost, until it is known whose fault that was."""
+        self.told: Told | None = None
+
+    @property
+    def home(self) -> str:
+        return self.context.plan.rungs[0].device
+
+    def close_board(self) -> None:
+        if self.board is not None:
+            self.board.close(unlink=False)
+            self.board = None
+
+
+class RankLadder:
+    """The ladders of all seats of one machine."""
+
+    def __init__(
+        self, job: Job, run: RunFolder | None, settings: Settings, *, devices: Sequence[str], cards: Sequence[str] = ()
+    ) -> None:
+        """`devices` by seat; `cards` are all there are, of which a rank may take one that no other has."""
+        self.job = job
+        self.host = platform.node() or "this machine"
+        self.ledger = Ledger()
+        self._verdicts: list[tuple[_Seat, int, Fault, Verdict]] = []
+        """Reached, and told once the fault itself is in the journal."""
+        self._looked = 0.0
+        self._run = run
+        name = run.name if run is not None else "a run of several machines"
+        self._seats: list[_Seat] = []
+        for seat, device in enumerate(devices):
+            free = [card for card in cards if card not in devices and _kind(card) == _kind(device)]
+            rungs = [Rung(each) for each in dict.fromkeys([device, *free, _CPU])]
+            context = SeatContext(_Rungs(rungs), settings, _Teller(run, seat), _Folder(name))
+            self._seats.append(_Seat(seat, context, self.ledger))
+        for each in self._seats:
+            each.trusting.begin()
+            self._keep_apart(each)
+
+    def _keep_apart(self, seat: _Seat) -> None:
+        """Two ranks whose cards are in quarantine do not begin on the same free one."""
+        if seat.context.rung and not seat.context.plan.rungs[seat.context.rung].on_cpu:
+            barred = self._barred(seat)
+            ways = range(seat.context.rung, len(seat.context.plan.rungs))
+            seat.context.rung = next((rung for rung in ways if rung not in barred), seat.context.rung)
+
+    # -- processes -----------------------------------------------------------------------------------------
+
+    def starting(self, number: int) -> None:
+        """A process for this seat is about to be started: the ledger knows before the device does."""
+        seat = self._seats[number]
+        seat.before, seat.device = seat.device, seat.context.device
+        seat.trusting.entering()
+        self._tell(seat)
+
+    def started(self, number: int, pid: int) -> None:
+        seat = self._seats[number]
+        seat.pid, seat.mail = pid, Mail(self.job, number, pid)
+        seat.close_board()
+
+    def _tell(self, seat: _Seat) -> None:
+        came_back = seat.before == _CPU and seat.device != _CPU
+        said = Told(seat.context.device, seat.trusting.probation, from_cpu=came_back)
+        if said != seat.told:
+            seat.told = said
+            rank_devices.tell(self.job, seat.number, said)
+
+    def meets(self, roster: int, seats: Sequence[int]) -> None:
+        """The processes of these seats build a group: all of them know on which devices they are."""
+        rank_devices.tell_group(self.job, roster, [self._seats[seat].device for seat in seats])
+
+    def leaves(self, number: int) -> bool:
+        """Whether the process of this seat has to make room for one on another device, at the next commit."""
+        seat = self._seats[number]
+        return bool(seat.pid) and seat.device != seat.context.device
+
+    @property
+    def someone_leaves(self) -> bool:
+        return any(self.leaves(seat.number) for seat in self._seats)
+
+    # -- faults --------------------------------------------------------------------------------------------
+
+    def ended(self, number: int, pid: int, code: int, *, generation: int) -> None:
+        """A process of this seat has ended: the next one is on the device that the ladder says."""
+        seat = self._seats[number]
+        beat = self._look(seat)
+        self._read_mail(seat)
+        if seat.mail is not None:
+            seat.mail.forget()
+        seat.pid, seat.mail = 0, None
+        seat.close_board()
+        left = self.job.left(number, pid)
+        fault = fault_of(self.job, number, pid, left, device=seat.device, exit_code=lambda: code) if code else None
+        if fault is not None:
+            self._answer(seat, pid, _placed(fault, beat), generation)
+
+    def _answer(self, seat: _Seat, pid: int, fault: Fault, generation: int) -> None:
+        context, trusting = seat.context, seat.trusting
+        if context.device != seat.device:  # it was on its way back to a device, and is lost where it was
+            self._note_answer(seat, pid, fault, _same(seat))
+            return
+        fault = trusting.known_loss(fault)
+        self._close_case(seat, fault)
+        move = seat.history.ask(fault, probation=trusting.on_probation(), barred=self._barred(seat))
+        seat.history.remember(fault, move, counted=False)
+        trusting.lost(fault, move)
+        if move.action is Action.NEXT_RUNG:
+            context.rung = move.rung
+        else:  # how often ranks are started anew is counted by the ranks themselves (retry.without_progress)
+            move = _same(seat)
+        if fault.kind is Kind.WRONG_NUMBERS:
+            rank_undo.decide(self.job, seat=seat.number, generation=generation)
+        self._note_answer(seat, pid, fault, move)
+        self._open_case(seat, pid, fault, move)
+
+    def _note_answer(self, seat: _Seat, pid: int, fault: Fault, move: Move) -> None:
+        """As users know it: by the rank, with its host and device."""
+        facts = {**fault.evidence, "rank": seat.number, "host": self.host, "device": seat.device}
+        named = replace(fault, device=f"rank {seat.number}", evidence=facts)
+        made = Answer(named, move, before=seat.device, after=seat.context.device)
+        self.job.note(f"answer-{pid}", dataclass_json.write(made))
+
+    def _barred(self, seat: _Seat) -> frozenset[int]:
+        """Rungs that are not to be used, by what is known of them or because another rank is there."""
+        others = {each.context.device for each in self._seats if each is not seat} - {_CPU}
+        if self.job.noted(IN_PARTS):  # a mesh of FSDP2 has devices of one kind
+            others.add(_CPU)
+        rungs = enumerate(seat.context.plan.rungs)
+        return seat.trusting.barred() | {number for number, rung in rungs if number and rung.device in others}
+
+    # -- verdicts ------------------------------------------------------------------------------------------
+
+    def _open_case(self, seat: _Seat, pid: int, fault: Fault, move: Move) -> None:
+        plain = judge(fault, None, None)
+        if plain.blame is not Blame.UNKNOWN or fault.step is None:
+            self._verdicts.append((seat, pid, fault, plain))
+        else:
+            seat.case = pid, Case(fault, on_cpu=seat.device == _CPU, moved=move.action is Action.NEXT_RUNG)
+
+    def _close_case(self, seat: _Seat, fault: Fault | None = None) -> None:
+        """Another fault, or the end of the run: what is known by now is the verdict."""
+        if seat.case is None:
+            return
+        (pid, case), seat.case = seat.case, None
+        if fault is not None and fault.step == case.step:
+            case.failed_again(fault)
+        self._verdicts.append((seat, pid, case.fault, case.verdict()))
+
+    def _tell_verdicts(self, *, last: bool = False) -> None:
+        waiting = []
+        for each in self._verdicts:
+            seat, pid, fault, verdict = each
+            told = self.job.noted(f"told-{pid}").get("folder")
+            if told is None and not last:
+                waiting.append(each)
+                continue
+            seat.trusting.blamed(fault, verdict)
+            if told is None:  # nobody was left to write the fault down
+                continue
+            who = f"rank {seat.number} ({fault.device} on {self.host})"
+            said = replace(verdict, why=f"{who}: {verdict.why}")
+            if isinstance(told, str):
+                with contextlib.suppress(OSError):
+                    evidence.add_verdict(Path(told), {**said.to_json(), "sentence": said.sentence()})
+            seat.context.teller.emit(
+                "verdict",
+                step=fault.step,
+                code=fault.code,
+                device=fault.device,
+                host=self.host,
+                blame=said.blame.value,
+                repeatable=said.repeatable,
+                sentence=said.sentence(),
+                folder=told,
+            )
+        self._verdicts = waiting
+
+    # -- while they train ----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """What ranks say about their devices; probes of devices that were left; verdicts."""
+        if time.monotonic() - self._looked < _TICK:
+            return
+        self._looked = time.monotonic()
+        for seat in self._seats:
+            self._look(seat)
+            self._read_mail(seat)
+            seat.trusting.tick()
+            back = seat.trusting.returned()
+            if back is not None:
+                seat.context.rung = back
+                self._tell(seat)
+        self._tell_verdicts()
+
+    def _look(self, seat: _Seat) -> Beat | None:
+        """Steps that its process has committed since the last look."""
+        if seat.board is None and seat.pid:
+            path = self.job.path / f"board-{seat.number}-{seat.pid}"
+            with contextlib.suppress(OSError, ValueError):
+                seat.board = Board.open_path(path)
+        if seat.board is None:
+            return None
+        beat = seat.board.read()
+        done = beat.step - seat.context.accounts.steps
+        seat.context.accounts.steps = beat.step
+        if done > 0:
+            seat.history.progressed(done)
+            seat.trusting.committed(done)
+        if seat.case is not None and seat.case[0] != seat.pid and beat.step >= (seat.case[1].step or 0):
+            seat.case[1].passed()
+            self._close_case(seat)
+        return beat
+
+    def _read_mail(self, seat: _Seat) -> None:
+        for message in seat.mail.news() if seat.mail is not None else ():
+            if isinstance(message, Agreed):
+                seat.trusting.agreed()
+            elif isinstance(message, Suspicion):
+                seat.trusting.suspected(message)
+            elif isinstance(message, Blind):
+                seat.trusting.blind = True
+        if seat.pid and seat.device == seat.context.device:
+            self._tell(seat)  # fewer steps are left of its probation
+
+    def close(self, how: str = "finished") -> None:
+        """The launch is over."""
+        for seat in self._seats:
+            self._look(seat)
+            self._close_case(seat)
+            seat.close_board()
+        self._tell_verdicts(last=True)
+        for seat in self._seats:
+            seat.trusting.close(how)
+
+
+def _placed(fault: Fault, beat: Beat | None) -> Fault:
+    """With the place its process had come to, where it does not know one itself."""
+    if beat is None or fault.step is not None:
+        return fault
+    return fault.at(step=beat.at, phase=beat.phase.label)
+
+
+def _same(seat: _Seat) -> Move:
+    return Move(Action.REPLACE, seat.context.rung, new_worker=True)
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]
