@@ -21,7 +21,7 @@ from holdfast.injection import ailments, symptoms
 from holdfast.injection.symptoms import Symptom
 
 DEVICE = "pretend:0"
-SILENCE = 15.0
+SILENCE = 60.0
 """Seconds without a word after which these probes are killed: many times what they take on a busy machine."""
 pytestmark = pytest.mark.skipif(processes.portable(), reason="these share one process to fork from")
 

@@ -165,20 +165,24 @@ class Launched:
         return [str(event.data.get("text")) for event in events if event.kind == "note"]
 
     def samples(self) -> dict[int, Counter[int]]:
-        """How often each sample was used, by epoch. Of a step that was done again the last time counts."""
-        last: dict[str, int] = {}
-        parts: dict[tuple[str, int], list[list[str]]] = {}
-        for path in self.seen.glob("part-*.txt"):
-            number = int(path.stem.split("-")[1])
-            for line in path.read_text().splitlines():
-                epoch, step, *samples = line.split()
-                last[step] = max(last.get(step, 0), number)
-                parts.setdefault((step, number), []).append([epoch, *samples])
-        used: dict[int, Counter[int]] = {}
-        for step, number in last.items():
-            for epoch, *samples in parts[step, number]:
-                used.setdefault(int(epoch), Counter()).update(map(int, samples))
-        return used
+        return used_samples(self.seen)
+
+
+def used_samples(seen: Path) -> dict[int, Counter[int]]:
+    """How often each sample was used, by epoch. Of a step that was done again the last time counts."""
+    last: dict[str, int] = {}
+    parts: dict[tuple[str, int], list[list[str]]] = {}
+    for path in seen.glob("part-*.txt"):
+        number = int(path.stem.split("-")[1])
+        for line in path.read_text().splitlines():
+            epoch, step, *samples = line.split()
+            last[step] = max(last.get(step, 0), number)
+            parts.setdefault((step, number), []).append([epoch, *samples])
+    used: dict[int, Counter[int]] = {}
+    for step, number in last.items():
+        for epoch, *samples in parts[step, number]:
+            used.setdefault(int(epoch), Counter()).update(map(int, samples))
+    return used
 
 
 def alone(folder: Path, settings: dict[str, Any] | None = None, **job: Any) -> dict[str, torch.Tensor]:

@@ -65,7 +65,7 @@ exec cat
 """What the process that holds a machine does first. `cat` ends when the test's end of its stdin is closed."""
 
 _EMPTY = r"""
-umount --recursive /dev/shm
+until umount --recursive /dev/shm; do sleep 0.05; done  # the kernel closes the files of killed processes a moment later
 mount -t tmpfs none /dev/shm
 n=0
 for folder in "$0" "$@"; do

@@ -363,7 +363,7 @@ def test_two_machines_and_a_rank_of_the_second_dies(found: Found, tmp_path: Path
             if each.poll() is None:
                 each.terminate()
     assert [each.returncode for each in machines] == [0, 0]
-    assert first["state"] == "FINISHED" and second == {"schema": 1, "state": "ENDED", "exit_code": 0}
+    assert first["state"] == "FINISHED" and second == {"schema": 1, "state": "FINISHED", "exit_code": 0}
     assert (tmp_path / "seen" / "died-1-4-backward").exists()
     assert first["receipt"]["weights_sha256"] == found["two"]["sha256"]
     assert first["receipt"]["steps_lost"] == 0 and sum(first["receipt"]["faults"].values()) == 1

@@ -6,28 +6,33 @@
     holdfast launch --devices cuda:0,cpu my_script.py                 a card, and the CPU if that makes steps faster
     holdfast launch --resume calm-heron --nproc 4                     go on with another number of them
 
-The script is the one `holdfast train` takes. On one machine an agent of ours (distributed/agent.py) starts the ranks
-and replaces them, on several torch's elastic agent (torchrun).
+The script is the one `holdfast train` takes. An agent of ours (distributed/agent.py) starts the ranks and replaces
+them; on several machines each has one (distributed/machines.py). torch's elastic agent (torchrun) does where forking is
+not possible.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from holdfast import __version__
-from holdfast.base.errors import ExitCode, HoldfastError, UserError, from_json
+from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, UserError, from_json
+from holdfast.base.units import parse_duration
 from holdfast.cli import cloud, face_choice, faces, notify, track
 from holdfast.cli.run_settings import settings_of
 from holdfast.console.order import Order, add_device, add_words, create, read_order, root_of, threads_for
 from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser, UsageError
 from holdfast.distributed import agent as agents
+from holdfast.distributed import interfaces, machines, rank_devices, torchrun
 from holdfast.distributed import launch as launching
-from holdfast.distributed import rank_devices, torchrun
 from holdfast.distributed.agent import Agent, RankAgent
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import CORES, OWN_AGENT
@@ -39,6 +44,8 @@ from holdfast.run.folder import RunFolder, find_run, list_runs
 from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
 from holdfast.state import checkpoint
+
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -93,6 +100,12 @@ from the newest snapshot that all ranks have.
     ranks.add_argument("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
     ranks.add_argument("--node-rank", type=int, default=0, metavar="K", help="number of this machine, counted from 0")
     ranks.add_argument("--master", metavar="HOST", help="address of the first machine: HOST or HOST:PORT")
+    ranks.add_argument(
+        "--wait-for-machines",
+        default="10m",
+        metavar="TIME",
+        help="how long machines try to reach each other, at the start and after a loss (default: 10m)",
+    )
     ranks.add_argument("--resume", metavar="RUN", help="continue this run, with any number of processes")
     ranks.add_argument(
         "--continue",
@@ -162,9 +175,26 @@ def _wanted(args: argparse.Namespace) -> torchrun.Wanted:
             cause="the machines need an address to connect to",
             tips=["give the address of the first machine on all of them: `--master 10.0.0.1`"],
         )
+    least = _least(args, nproc * args.nodes)
+    return torchrun.Wanted(
+        nproc, args.nodes, args.node_rank, _master(args), least=least, spares=args.spares, patience=_patience(args)
+    )
+
+
+def _master(args: argparse.Namespace) -> str:
     master = args.master or ""
-    master = master if ":" in master else f"{master}:{torchrun.PORT}"
-    return torchrun.Wanted(nproc, args.nodes, args.node_rank, master, least=_least(args, nproc), spares=args.spares)
+    try:
+        interfaces.split(master, torchrun.PORT)
+    except ValueError as error:
+        raise UsageError(f"--master {master}: {error}", command="launch") from None
+    return master
+
+
+def _patience(args: argparse.Namespace) -> float:
+    try:
+        return parse_duration(args.wait_for_machines)
+    except ValueError as error:
+        raise UsageError(f"--wait-for-machines {args.wait_for_machines}: {error}", command="launch") from None
 
 
 def _devices(args: argparse.Namespace) -> str | None:
@@ -197,23 +227,24 @@ def _check_parts(settings: Settings, ranks: int) -> None:
             )
 
 
-def _least(args: argparse.Namespace, nproc: int) -> int | None:
+def _least(args: argparse.Namespace, ranks: int) -> int | None:
     least: int | None = args.min_ranks
     if args.spares < 0:
         raise UsageError(f"--spares is {args.spares}, but it has to be 0 or more", command="launch")
     if least is None and not args.spares:
         return None
-    if least is not None and not 1 <= least <= nproc:
+    if least is not None and not 1 <= least <= ranks:
+        machines = "" if args.nodes == 1 else f" on {args.nodes} machines"
         raise UsageError(
-            f"--min-ranks {least} does not fit --nproc {nproc}",
+            f"--min-ranks {least} does not fit --nproc {ranks // args.nodes}{machines}",
             command="launch",
-            cause=f"it has to be a number from 1 to {nproc}",
+            cause=f"it has to be a number from 1 to {ranks}",
         )
-    if args.nodes > 1 or not Forker.possible():
+    if not Forker.possible():
         raise UsageError(
-            f"{'--spares' if least is None else '--min-ranks'} works on one machine only",
+            f"{'--spares' if least is None else '--min-ranks'} does not work on this system",
             command="launch",
-            cause="where torchrun starts the processes, all of them start again when one is lost",
+            cause="torchrun starts the processes here, and all of them start again when one is lost",
         )
     return least
 
@@ -330,9 +361,33 @@ def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, ou
             note = Event.now("note", text=problem)
             folder.append(note)
             face.event(note)
-    watched = launching.Launch(job, folder, _agent(wanted, job, folder, words, env, order), order.settings, face)
+
+    def say(text: str) -> None:
+        if folder is None:
+            output.note(f"! {text}")
+        else:
+            folder.append(Event.now("note", text=text))  # the launch shows what comes into the journal
+
+    try:
+        agent = _agent(wanted, job, folder, words, env, order, say)
+    except HoldfastError as error:
+        face.close()
+        job.remove()
+        return _tell(folder, {"state": RunState.FAILED, "error": error.to_json()}, None, output)
+    watched = launching.Launch(job, folder, agent, order.settings, face)
     try:
         outcome = watched.to_the_end()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        with contextlib.suppress(OSError):
+            agent.close()
+        full = GaveUp(
+            f"{job.path.parent} is full",
+            cause="the notes and snapshots of the ranks are there",
+            hints=["free memory there, then run it again"],
+        )
+        outcome = {"state": RunState.GAVE_UP, "error": full.to_json()}
     finally:
         face.close()
         job.remove()
@@ -340,15 +395,23 @@ def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, ou
 
 
 def _agent(
-    wanted: torchrun.Wanted, job: Job, folder: RunFolder | None, words: list[str], env: dict[str, str], order: Order
+    wanted: torchrun.Wanted,
+    job: Job,
+    folder: RunFolder | None,
+    words: list[str],
+    env: dict[str, str],
+    order: Order,
+    say: Callable[[str], None],
 ) -> Agent:
-    """Ours on one machine, so that ranks stay when one is lost; torchrun for several, and where forking is not safe."""
+    """Ours, so that ranks stay when one is lost; torchrun where forking is not possible."""
     from holdfast.cli.supervise import preload_for
 
     preload = preload_for(order.facts)
     logs = job.path if folder is None else folder.path
-    if wanted.nodes == 1 and Forker.possible():
+    if Forker.possible():
         env, log = {**env, **OWN_AGENT}, logs / agents.LOG
+        if wanted.nodes > 1:
+            return machines.agent_for(wanted, job, folder, order, words, env, log, say=say, preload=preload)
         policy, least = Policy.of(order.settings), wanted.least
         begin_beside(job, policy)
         if policy.beside:
@@ -366,7 +429,8 @@ def _agent(
             beside=bool(policy.beside),
         )
     run_id = "holdfast" if folder is None or wanted.nodes > 1 else folder.name
-    command = torchrun.command_for(wanted, words, run_id)
+    host, port = interfaces.split(wanted.master, torchrun.PORT)
+    command = torchrun.command_for(replace(wanted, master=f"{host}:{port}"), words, run_id)
     return torchrun.TorchrunAgent(job, command, env, logs / torchrun.AGENT_LOG, preload=preload)
 
 

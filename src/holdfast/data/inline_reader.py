@@ -17,6 +17,7 @@ from typing import Any
 
 from holdfast.data.loader_child import Failure, Fetcher, Ticket, fetch_here
 from holdfast.data.loader_pool import Pool
+from holdfast.data.loader_processes import STAGED
 from holdfast.data.quarantine import Course, Settle
 from holdfast.data.sample_check import (
     End,
@@ -48,6 +49,7 @@ class Reader:
 
     def stream(self, course: Course, start: int, settle: Settle, *, pin: Callable[[Any], Any] | None) -> Iterator[Any]:
         """The values of batches `start`, `start` + 1, ... of the course."""
+        self.fetcher.page_locked = 0 if pin is None else STAGED + 1
         for batch in range(start, len(course)):
             value = self._obtain(course, batch, settle)
             yield value if pin is None else pin(value)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
+import math
 import os
 import pickle
 import signal
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate, get_worker_info
 
@@ -106,6 +108,14 @@ class Fetcher:
         """It has given a batch, sample by sample, without drawing from a generator that was not seeded for it."""
         self.draws = collate_fn is not None or may_draw(dataset)
         """False where nothing can draw a random number."""
+        self._tables = collate_fn is None
+        """Whether a batch of a TensorDataset may be made by one copy out of each of its tensors."""
+        self._table: tuple[Any, ...] | None = None
+        self._arrays: list[Any] = []
+        """Its tensors as they were seen last, and the same memory as arrays."""
+        self._whole = type(dataset) is TensorDataset
+        self.page_locked = 0
+        """Bytes from which on a batch out of a table is made in page-locked memory at once; 0: never."""
         self.seeding = Seeding()
         self.used: set[str] = set()
         """The global generators that the dataset or the collate function has used: they are seeded for each sample."""
@@ -115,6 +125,10 @@ class Fetcher:
         """Shared with the parent: the sample each child is at. What a crash leaves here names its sample."""
         self.failure = Failure("send")
         """Where the last error was raised."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a loader process that is not forked: the arrays are the memory of the tensors, and made anew there."""
+        return {**vars(self), "_table": None, "_arrays": []}
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -181,6 +195,10 @@ class Fetcher:
 
     def _read(self, ticket: Ticket, at: Place, watch: Watch | None) -> Any:
         """Every sample, then the batch; the generators that are `used` are seeded before each."""
+        if self._tables and not self.draws and not ticket.alone and len(ticket.samples):
+            whole = self._out_of_table(ticket)
+            if whole is not None:
+                return whole
         samples = ticket.samples.tolist()
         items = None if self.several_of is None or self.used or ticket.alone else self._together(samples, at)
         if items is None:
@@ -196,6 +214,45 @@ class Fetcher:
             raise
         self.failure = _SENDING
         return value
+
+    def _out_of_table(self, ticket: Ticket) -> list[torch.Tensor] | None:
+        """What `default_collate` makes of samples of a TensorDataset, bit by bit, by one copy out of each tensor.
+
+        None in a loader process, where torch makes batches in shared memory, and where that is not possible: sample by
+        sample the same is raised again, with the sample named.
+        """
+        if get_worker_info() is not None:
+            return None
+        samples: Any = ticket.samples if self._whole else ticket.samples.tolist()
+        dataset, places = _behind(self.dataset, samples)
+        if type(dataset) is not TensorDataset:
+            self._tables = False
+            return None
+        if dataset.tensors is not self._table:
+            self._table, self._arrays = dataset.tensors, _arrays_of(dataset.tensors)
+        if not self._arrays:
+            return None
+        try:
+            rows = np.asarray(places if self._whole else list(places), dtype=np.int64)
+        except (IndexError, TypeError, ValueError, OverflowError) as error:
+            log.debug("a batch cannot be taken out of the tensors: %s", error)
+            return None
+        if rows.ndim != 1 or rows.min() < 0 or rows.max() >= min(map(len, self._arrays)):
+            return None
+        self.failure = _SENDING
+        return [self._rows_of(array, each, rows) for array, each in zip(self._arrays, dataset.tensors, strict=True)]
+
+    def _rows_of(self, array: Any, tensor: torch.Tensor, rows: Any) -> torch.Tensor:
+        shape, locked = (len(rows), *tensor.shape[1:]), False
+        if self.page_locked:
+            locked = math.prod(shape) * tensor.element_size() >= self.page_locked
+        try:
+            room = torch.empty(shape, dtype=tensor.dtype, pin_memory=locked)
+        except RuntimeError:  # no page-locked memory to be had: any other will do
+            room = torch.empty(shape, dtype=tensor.dtype)
+        # All rows are there, so nothing is clipped: numpy would make a second copy in order to raise.
+        np.take(array, rows, axis=0, out=room.numpy(), mode="clip")
+        return room
 
     def _together(self, samples: list[int], at: Place) -> list[Any] | None:
         """The samples by one call of the dataset's `__getitems__`; None where that raises or gives another number.
@@ -257,13 +314,14 @@ class Fetcher:
                             raise _DrewEarly
                         early = None
             except DrewMore:
-                items.pop()
-                self.seeding.drew_more()  # of another generator, too, perhaps: then it is read twice, not three times
+                del items[begin:]
+                self.seeding.drew_more()  # of another generator, too, perhaps: then they are read twice, not thrice
             except _DrewEarly:
                 raise
             except Exception:
                 if seeds is None or not self.seeding.drew_more():
                     raise
+                del items[begin:]
 
     def whole(self, ticket: Ticket, at: Place) -> Any:
         """The batch in one go; None if the dataset has no such way, or does not take it now.
@@ -347,6 +405,21 @@ def may_draw(dataset: Any) -> bool:
     if type(dataset) is ConcatDataset:
         return any(may_draw(part) for part in dataset.datasets)
     return True
+
+
+def _arrays_of(tensors: tuple[Any, ...]) -> list[Any]:
+    """The tensors as arrays, where rows taken out of each are, bit by bit, what stacking them gives; else nothing."""
+    for each in tensors:
+        if type(each) is not torch.Tensor or each.device.type != "cpu" or each.layout is not torch.strided:
+            return []
+        if each.requires_grad or each.is_quantized or each.is_conj() or each.is_neg() or not each.is_contiguous():
+            return []
+        if not each.dim() or not len(each):
+            return []
+    try:
+        return [each.numpy() for each in tensors]
+    except (TypeError, RuntimeError):  # a kind of number that numpy does not have
+        return []
 
 
 def _several_of(dataset: Any) -> Callable[[list[int]], Any] | None:

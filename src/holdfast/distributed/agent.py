@@ -38,6 +38,7 @@ from holdfast.base import interpreter, processes
 from holdfast.base.folders import open_growing
 from holdfast.distributed import roster
 from holdfast.distributed.job import Job
+from holdfast.distributed.place import SEAT
 from holdfast.distributed.rank_devices import MOVED
 from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_nursery import Forker
@@ -63,6 +64,8 @@ class Agent(Protocol):
 
     name: str
     log: Path
+    elsewhere: tuple[int, int] | None
+    """How far the last of the ranks on other machines has come (rank_watch.py); None if nobody waits for those."""
 
     @property
     def returncode(self) -> int | None: ...
@@ -81,6 +84,10 @@ class Agent(Protocol):
         """Do what is to do, and wait so long for news."""
         ...
 
+    def wind_down(self) -> None:
+        """The ranks were asked to stop: do not wait for others before that. Called again and again."""
+        ...
+
     def end(self, number: int = signal.SIGTERM) -> None:
         """Ask the ranks to stop with their state saved, or kill them; returns when they are gone."""
         ...
@@ -95,6 +102,9 @@ class Member:
     """One seat, whichever process has it at the moment."""
 
     seat: int
+    machine: int = 0
+    local: int = -1
+    """Its number among those of its machine, where that is not its seat."""
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None
     """Only where it could not be forked."""
@@ -115,6 +125,9 @@ class RankAgent:
     """The ranks of one machine, each replaced by itself."""
 
     name = "the agent"
+    machine = 0
+    elsewhere: tuple[int, int] | None = None
+    """How far the last of the ranks on other machines has come (rank_watch.py)."""
 
     def __init__(
         self,
@@ -139,6 +152,7 @@ class RankAgent:
         self._words = list(words)
         self._env = env
         self._ranks = ranks
+        self._local_ranks = ranks
         self._members = [Member(seat) for seat in range(ranks + spares)]
         self._forking: Member | None = None
         self._number = 0
@@ -169,8 +183,13 @@ class RankAgent:
         return self.least < len(self._members)
 
     @property
+    def _own(self) -> list[Member]:
+        """Those whose processes are on this machine."""
+        return [member for member in self._members if member.machine == self.machine]
+
+    @property
     def pids(self) -> list[int]:
-        return [member.pid for member in self._members if member.pid]
+        return [member.pid for member in self._own if member.pid]
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -182,7 +201,10 @@ class RankAgent:
             if left <= 0 or self.over:
                 return
             # A rank that asks for a new roster says so with a file: ten times a second would be late for it.
-            select.select([self._forker.fileno()], [], [], min(left, 0.02))
+            select.select(self._wake_on(), [], [], min(left, 0.02))
+
+    def _wake_on(self) -> list[int]:
+        return [self._forker.fileno()]
 
     def _once(self) -> None:
         for message in self._forker.news():
@@ -220,7 +242,7 @@ class RankAgent:
                     self._ended(member, message.known_code)
         elif message is None:  # the nursery: its ranks end with it, but not one that ignores SIGTERM
             self._forking = None
-            for member in self._members:
+            for member in self._own:
                 if member.pid and member.process is None:
                     processes.send_group(member.pid, processes.KILL)
                     self._ended(member, -int(processes.KILL))
@@ -228,7 +250,7 @@ class RankAgent:
     def _ended(self, member: Member, code: int) -> None:
         self.job.note(f"exit-{member.pid}", {"code": code})
         left = self.job.left(member.seat, member.pid) or {}
-        if self._ladder is not None and (left.get("why") != "device" or not self._flexible):
+        if self._ladder is not None and not self._ending and (left.get("why") != "device" or not self._flexible):
             self._ladder.ended(member.seat, member.pid, code, generation=self._number)
         trained = roster.forget(self.job, member.pid) or left.get("why") == MOVED
         was_rank = trained if self._flexible else member.ready
@@ -266,7 +288,7 @@ class RankAgent:
         if self._hopeless:
             return
         now = time.monotonic()
-        wanted = (each for each in self._members if not each.pid and not each.done)
+        wanted = (each for each in self._own if not each.pid and not each.done)
         missing = next((each for each in wanted if each.pause_until <= now), None)
         if missing is not None:
             self._forking, missing.begun = missing, now
@@ -293,9 +315,11 @@ class RankAgent:
             self._ladder.started(member.seat, pid)
 
     def _env_of(self, member: Member) -> dict[str, str]:
-        rank, ranks = str(member.seat), str(self._ranks)
-        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        return {**self._env, **places, "TORCHELASTIC_RESTART_COUNT": str(self._number)}
+        local = member.seat if member.local < 0 else member.local
+        places = {"RANK": member.seat, "LOCAL_RANK": local, SEAT: member.seat}
+        places |= {"WORLD_SIZE": self._ranks, "LOCAL_WORLD_SIZE": self._local_ranks}
+        places["TORCHELASTIC_RESTART_COUNT"] = self._number
+        return {**self._env, **{name: str(value) for name, value in places.items()}}
 
     def _publish(self) -> None:
         """A new roster when every seat is filled or given up for now: after a loss, or because a rank asks for one.
@@ -324,7 +348,7 @@ class RankAgent:
             if moving:  # its process ends once it has left the group, and the next roster has the new one
                 return
             self._asked_at = self._asked_at or time.monotonic()
-            if time.monotonic() - self._asked_at < _DEATH_COMES or not all(map(_lives, now.values())):
+            if time.monotonic() - self._asked_at < _DEATH_COMES or not all(map(self._lives, now.values())):
                 return
         before, self._published = self._published, now
         self._number += 1
@@ -335,10 +359,23 @@ class RankAgent:
         elif before:
             for seat in now.keys() - before.keys():
                 if self.job.newest_generation(before) > self.job.newest_generation([seat]):
-                    self.job.drop_slots(seat)  # the others have committed without it
+                    self._drop_slots(seat)  # the others have committed without it
         pids = {rank: member.pid for rank, member in enumerate(here)}
         seats = tuple(member.seat for member in here)
-        roster.publish(self.job, Roster(self._number, pids, seats, self._ranks - len(waiting)))
+        if self._ladder is not None:
+            self._ladder.meets(self._number, seats)
+        machines = tuple(member.machine for member in here)
+        self._announce(Roster(self._number, pids, seats, self._ranks - len(waiting), machines=machines))
+
+    def _announce(self, now: Roster) -> None:
+        roster.publish(self.job, now)
+
+    def _drop_slots(self, seat: int) -> None:
+        self.job.drop_slots(seat)
+
+    def _lives(self, pid: int) -> bool:
+        info = processes.inspect(pid)
+        return processes.exists(pid) and (info is None or info.state not in "ZX")
 
     def _chosen(self) -> list[Member]:
         """The members of the next roster: those that train, those that take the seat of one that did, then others."""
@@ -369,9 +406,10 @@ class RankAgent:
 
         Of an outcome that is known already nothing changes: the first word counts.
         """
+        left = sum(bool(member.pid) for member in self._members)
         error: dict[str, Any] = {
             "error": "GaveUp",
-            "message": f"{len(self.pids)} of {self._ranks} ranks are left, too few to go on",
+            "message": f"{left} of {self._ranks} ranks are left, too few to go on",
             "cause": self.last_words(),
             "hints": [],
             "exit_code": 4,
@@ -379,6 +417,9 @@ class RankAgent:
         self.job.end({"state": "GAVE_UP", "error": error})
 
     # -- the end -------------------------------------------------------------------------------------------
+
+    def wind_down(self) -> None:
+        return None
 
     def end(self, number: int = signal.SIGTERM) -> None:
         self._ending = True
@@ -415,8 +456,3 @@ class RankAgent:
         text = f"{worst.strikes} processes of rank {worst.seat} in a row ended before they had joined the others"
         why = self.job.noted(f"away-{worst.seat}").get("why")
         return f"{text}: {why}" if why else f"{text}, with code {self._code}"
-
-
-def _lives(pid: int) -> bool:
-    info = processes.inspect(pid)
-    return processes.exists(pid) and (info is None or info.state not in "ZX")

@@ -44,10 +44,11 @@ from holdfast.data.sample_order import _key, _mix_word
 from holdfast.distributed.connections import connections, ends, hang_up, has_ended
 from holdfast.distributed.group_shares import CHANGE, GroupShares
 from holdfast.distributed.job import Job
+from holdfast.distributed.leave_watch import LeaveWatch
 from holdfast.distributed.meeting import meet
-from holdfast.distributed.place import LAUNCHER, Place
+from holdfast.distributed.place import LAUNCHER, MACHINE, Place
 from holdfast.distributed.rank_devices import IN_PARTS
-from holdfast.distributed.roster import ask, await_next, gather, invited, store_path
+from holdfast.distributed.roster import CONNECT, ask, await_next, gather, invited, store_path
 from holdfast.distributed.share_keeper import Policy
 from holdfast.distributed.shared_votes import SharedVotes
 from holdfast.distributed.wrapped import Wrapped
@@ -82,8 +83,6 @@ PIECES = "pieces"
 """A note in the job's folder: in how many pieces ranks that hold parts of the state compute a batch."""
 _LOOK = 0.05
 """Seconds between two looks for a new rank."""
-CONNECT = timedelta(seconds=10.0)
-"""For building a group of ranks of this machine that have just said that they are there."""
 
 
 class PeerLost(BaseException):
@@ -122,8 +121,8 @@ class Group:
         self._job = job
         self._mixed = mixed
         seats = range(place.ranks) if place.roster is None else place.roster.seats
-        self.sharing = GroupShares(policy or Policy(), job, seats, place.rank, self.wrapped, device)
-        self._unread_loss = mixed or self.sharing.accelerated
+        self.sharing = GroupShares(policy or Policy(), job, seats, place.rank, self.wrapped, device, mixed=mixed)
+        self._unread_loss = self.sharing.accelerated
         """The ranks add their loss up in an exchange, because the host does not read it on an accelerator."""
         # NCCL refuses two ranks on one card; gloo goes through the memory of the host.
         self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not one_card else "gloo"
@@ -147,6 +146,8 @@ class Group:
         """None until something is protected."""
         self._shared: SharedVotes | None = None
         """Only where all ranks are on this machine and stay."""
+        self._watch: LeaveWatch | None = None
+        """Only where they are on several machines."""
         self._brief = self._past = False
         """The step ends with the vote before its exchange; and that vote is over, so that others may have gone on."""
         self._leaving = False
@@ -171,10 +172,17 @@ class Group:
         before = connections()
         with self._talking():
             if place.stays:
-                self._shared = SharedVotes(self._job, place.restarts, place.rank, place.ranks)
-                gather(self._job, place.rank, place.ranks, place.restarts, launcher=_launcher())
-                store = dist.FileStore(str(store_path(self._job, place.restarts)), place.ranks)
-                self._connect(store, CONNECT)
+                store = self._meet_in_store()
+                if place.roster is not None and place.roster.spans:  # a machine may be lost while they connect
+                    self._sockets = frozenset()
+                    lead = int(os.environ.get(MACHINE) or 0) == 0
+                    self._watch = LeaveWatch(
+                        self._job,
+                        place.restarts,
+                        lambda: self._sockets or connections() - before,
+                        launcher=0 if lead else _launcher(),
+                    )
+                self._connect(store, timedelta(seconds=self._time_to_connect))
                 set_timeout(dist.group.WORLD, patience)
             else:
                 host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -182,6 +190,31 @@ class Group:
                 tcp = dist.TCPStore(host, port, place.ranks, serves, timeout=patience, wait_for_workers=False)
                 self._connect(meet(tcp, place.rank, place.ranks, patience=self._patience), patience)
         self._sockets = connections() - before
+
+    @property
+    def _time_to_connect(self) -> float:
+        return CONNECT if self.place.roster is None else self.place.roster.connect
+
+    def _meet_in_store(self) -> dist.Store:
+        """All ranks of this roster are here, and this is where they find each other's addresses.
+
+        On one machine that is a file. On several, rank 0 serves a store for this roster alone. A rank that connects to
+        it has heard of its port from its agent, so no rank finds a store that belongs to another roster.
+        """
+        job, place = self._job, self.place
+        where = (job, place.rank, place.ranks, place.restarts)
+        if place.roster is None or not place.roster.spans:
+            self._shared = SharedVotes(job, place.restarts, place.rank, place.ranks)
+            gather(*where, launcher=_launcher())
+            return dist.FileStore(str(store_path(job, place.restarts)), place.ranks)
+        host, how = os.environ["MASTER_ADDR"], {"wait_for_workers": False}
+        patience = timedelta(seconds=self._time_to_connect)
+        if place.rank == 0:
+            served = dist.TCPStore(host, 0, place.ranks, True, timeout=patience, **how)
+            gather(*where, launcher=_launcher(), port=served.port)
+            return served
+        port = gather(*where, launcher=_launcher())
+        return dist.TCPStore(host, port, place.ranks, False, timeout=patience, **how)
 
     def _connect(self, store: dist.Store, patience: timedelta) -> None:
         rank, ranks = self.place.rank, self.place.ranks
@@ -194,6 +227,9 @@ class Group:
         self._hang_up()
 
     def _hang_up(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
         if self._shared is not None:
             self._shared.close()
             self._shared = None
@@ -566,7 +602,12 @@ class Group:
         """Connections of groups that the script has made, one for each axis of its mesh: a rank that leaves ends those
         too. Both ends are known, so that other connections of the script are left alone."""
         notes = [self._job.noted(f"ends-{self.place.restarts}-{rank}") for rank in range(self.ranks)]
-        others = {str(end) for rank, note in enumerate(notes) if rank != self.rank for end in note.get("ends", ())}
+        if self.place.roster is not None and self.place.roster.spans:  # other machines have notes of their own
+            notes = [{}, *self.of_all([notes[self.rank]])]
+            notes.remove(self._job.noted(f"ends-{self.place.restarts}-{self.rank}"))
+            others = {str(end) for note in notes for end in note.get("ends", ())}
+        else:
+            others = {str(end) for rank, note in enumerate(notes) if rank != self.rank for end in note.get("ends", ())}
         return frozenset(each for each, end in ends(connections(), far=True).items() if end in others)
 
     def leaving_out(self, loader: str) -> LeaveOut | None:
@@ -680,11 +721,24 @@ class Group:
         largest = max(row[0] for row in rows)
         return int(largest), next(rank for rank, row in enumerate(rows) if row[0] == largest)
 
-    def hand_over(self, payload: memoryview | None, source: int, *, wanted: bool) -> memoryview | None:
-        """The bytes of a snapshot from the rank that has it to those that want it; others keep their own."""
+    def hand_over(
+        self,
+        payload: memoryview | None,
+        source: int,
+        *,
+        wanted: bool,
+        whole: Callable[[], memoryview | None] | None = None,
+    ) -> memoryview | None:
+        """The bytes of a snapshot from the rank that has it to those that want it; others keep their own.
+
+        `whole` makes what is sent, in place of `payload`.
+        """
         rows = self._vote(_SNAPSHOTS, wanted)
         if not any(row[0] for row in rows):
             return payload
+        own = payload
+        if whole is not None and self.rank == source:
+            payload = whole()
         size = int(self._vote(_SNAPSHOTS, 0 if payload is None else len(payload))[source][0])
         if self.rank == source:
             assert payload is not None
@@ -693,7 +747,7 @@ class Group:
             sent = torch.empty(size, dtype=torch.uint8)
         with self._talking():
             dist.broadcast(sent, source)
-        return memoryview(bytearray(sent.numpy().tobytes())) if wanted else payload
+        return memoryview(bytearray(sent.numpy().tobytes())) if wanted else own
 
 
 def _take_parts_back(modules: Iterable[torch.nn.Module]) -> None:

@@ -44,16 +44,25 @@ class GroupShares:
     """Of one rank, in one group."""
 
     def __init__(
-        self, policy: Policy, job: Job, seats: Sequence[int], rank: int, wrapped: Wrapped, device: torch.device
+        self,
+        policy: Policy,
+        job: Job,
+        seats: Sequence[int],
+        rank: int,
+        wrapped: Wrapped,
+        device: torch.device,
+        *,
+        mixed: bool = False,
     ) -> None:
+        """`mixed`: the ranks are on devices of different kinds, perhaps because one had to leave its card."""
         self.policy = policy
         self.seats = tuple(seats)
         self._job = job
         self._wrapped = wrapped
         self._device = device
-        self.accelerated = device.type != "cpu" or not policy.kinds(seats) <= {"cpu", "pretend"}
+        self.accelerated = mixed or device.type != "cpu" or not policy.kinds(seats) <= {"cpu", "pretend"}
         """Whether a rank of this group is on an accelerator: all ranks find the same."""
-        self._keeper = ShareKeeper(policy, job, seats) if rank == 0 and policy.may_change else None
+        self._keeper = ShareKeeper(policy, job, seats, mixed=mixed) if rank == 0 and policy.may_change else None
         self._tables: dict[str, Shares] = {}
         self._parts: Parts | None = None
         self._has_batch = self._stepped = False

@@ -29,6 +29,8 @@ from holdfast.state.slots import Arena, Slot
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "holdfast-job-"
 _PATIENCE = 60.0
+GONE = "gone"
+"""Notes whose names begin so: a rank of another machine has ended, or all of a machine (leader.py)."""
 
 
 class Job:
@@ -156,6 +158,9 @@ class Job:
 
     def noted(self, name: str) -> dict[str, Any]:
         return read_json(self.path / f"note-{name}.json") or {}
+
+    def forget(self, name: str) -> None:
+        (self.path / f"note-{name}.json").unlink(missing_ok=True)
 
     def end(self, outcome: dict[str, Any]) -> None:
         """The run is over. The first word counts: what others find afterwards follows from it."""

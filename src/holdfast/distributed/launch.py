@@ -95,7 +95,8 @@ class Launch:
         self._learn(seen)
         if self.stop_signal is not None:
             self._boards.request_stop()
-        for each, why in hung(seen, self._known, self.settings.watchdog):
+            self.agent.wind_down()
+        for each, why in hung(seen, self._known, self.settings.watchdog, self.agent.elsewhere):
             self._end(each, why)
         if self._due("strangers", _BEAT):
             self._look_for_strangers({each.pid for each in seen})

@@ -22,8 +22,15 @@ JOB = "HOLDFAST_LAUNCHED_JOB"
 LAUNCHER = "HOLDFAST_LAUNCHER"
 """The process number of `holdfast launch`."""
 
+SEAT = "HOLDFAST_SEAT"
+"""The seat of a rank whose agent is ours."""
+MACHINE = "HOLDFAST_MACHINE"
+"""The number of this machine, where there are several."""
 CORES = "HOLDFAST_LAUNCHED_CORES"
 """CPU threads for all ranks together, where nobody has asked for a number and devices are of different kinds."""
+
+START_AGAIN = 76
+"""The exit code of a rank that asks the agent for a new one."""
 
 OWN_AGENT = {"HOLDFAST_RANKS_STAY": "1", "TORCHELASTIC_RUN_ID": "holdfast"}
 """In the environment of ranks whose agent is ours (agent.py): it replaces the one that is lost, and the others stay."""
@@ -47,6 +54,8 @@ class Place:
     """Whether this process stays when another rank is lost."""
     roster: Roster | None = None
     """The processes of the group this rank is in, where ranks stay."""
+    own_seat: int | None = None
+    """Where ranks stay: the seat, if it is not the number among the ranks of this machine."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Place | None:
@@ -64,6 +73,7 @@ class Place:
                 run=environ.get(RUN) or None,
                 job=environ.get(JOB) or None,
                 stays=set(OWN_AGENT.items()) <= set(environ.items()),
+                own_seat=int(environ[SEAT]) if environ.get(SEAT) else None,
             )
         except ValueError:
             return None
@@ -74,7 +84,9 @@ class Place:
 
         Where ranks stay it is that of the first roster. The rank in a group is smaller while seats before it are empty.
         """
-        return self.local_rank if self.stays else self.rank
+        if not self.stays:
+            return self.rank
+        return self.local_rank if self.own_seat is None else self.own_seat
 
     def seat_of(self, rank: int) -> int:
         """The seat of any rank of the group."""

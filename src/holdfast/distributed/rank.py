@@ -27,7 +27,7 @@ from holdfast.base.board import Phase
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
 from holdfast.distributed import rank_devices, roster
 from holdfast.distributed.job import Job
-from holdfast.distributed.place import CORES, LAUNCHER, Place
+from holdfast.distributed.place import CORES, LAUNCHER, MACHINE, START_AGAIN, Place
 from holdfast.distributed.rank_devices import MOVED, Told
 from holdfast.distributed.rank_nursery import NESTED, RankNursery
 from holdfast.distributed.share_keeper import Policy
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from holdfast.distributed.group import Group
     from holdfast.distributed.rank_link import Follower, Writer
 
-START_AGAIN = 76
-"""The exit code that asks the agent for new ranks."""
 _FATAL = ("non_finite", "wrong_numbers", "bad_data", "user_error", "unsupported")
 """What new ranks would only meet again."""
 _OF_DEVICE = ("wrong_numbers", "unsupported")
@@ -64,8 +62,8 @@ def live(order: Order, place: Place, make: Callable[[], RunFolder]) -> int:
     board = job.new_board(place.seat)
     _stop_politely(board)
     run = _run_folder(job, place, make)
-    if place.watched and place.run:
-        _speak_into(Path(place.run), place)
+    if place.watched and (place.run or place.stays):
+        _speak_into(Path(place.run) if place.run else job.path, place)
     try:
         _Life(order, place, job, board, run).to_the_end()
     except HoldfastError as error:
@@ -136,6 +134,8 @@ def _stop_politely(board: Board) -> None:
     def asked(*_: object) -> None:
         if NESTED in os.environ and os.getppid() != parent and _runs(launcher):
             os._exit(START_AGAIN)  # only the nursery has died: there will be another
+        if int(os.environ.get(MACHINE) or 0) and not _runs(launcher):
+            os._exit(START_AGAIN)  # the agent of this machine has died: the others go on without its ranks
         board.request_stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -173,7 +173,7 @@ def _speak_into(run: Path, place: Place) -> None:
     """What this rank prints goes to a file of the run; the first one's is shown."""
     from holdfast.worker import worker
 
-    worker._redirect_output(run / ("output.log" if place.local_rank == 0 else f"output-rank{place.seat}.log"))
+    worker._redirect_output(run / ("output.log" if place.seat == 0 else f"output-rank{place.seat}.log"))
     worker._prepare_stacks(run / f"stacks-rank{place.seat}.txt")
 
 
@@ -266,12 +266,9 @@ class _Life:
         if self.place.local_rank not in self.policy.beside or not cores:
             return
         boards = Boards(self.job)
-        seen = {each.rank: each.beat.loaders for each in boards.look()}
+        loaders = max((each.beat.loaders for each in boards.look()), default=0)
         boards.close()
-        loaders = max(seen.values(), default=0)  # every rank runs the same script, with as many loader processes
-        others = len(self.policy.devices) - len(self.policy.beside)
-        left = cores - others * (1 + loaders) - len(self.policy.beside) * loaders
-        torch.set_num_threads(max(1, left // len(self.policy.beside)))
+        torch.set_num_threads(self.policy.threads_beside(cores, loaders))
 
     def _open_device(self) -> torch.device:
         """A card that is gone is no error of the script: the agent tries again later, and the others may go on."""
@@ -308,8 +305,9 @@ class _Life:
                 device=self.device,
                 seed=seed,
                 patience=patience,
-                one_card=share_one_card(self.settings.run.device, self.place, self._devices_now()) or self._over_gloo,
-                mixed=self.place.roster is not None and rank_devices.mixed(self.job, self.place.roster),
+                one_card=share_one_card(self.settings.run.device, self.place, self._devices_now())
+                or rank_devices.over_gloo(self.job, self.place.restarts),
+                mixed=rank_devices.mixed(self.job, self.place.restarts),
                 policy=self.policy,
             )
             group.begin()
@@ -347,20 +345,23 @@ class _Life:
         roster.ask(self.job, self.place.restarts)
         return False
 
-    @property
-    def _over_gloo(self) -> bool:
-        return self.place.roster is not None and rank_devices.over_gloo(self.job, self.place.roster)
-
     def _find_place(self) -> None:
         if self.place.stays:
             before = self.place.restarts if self.groups else 0
             self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank; a spare may wait for days
-            now = roster.await_next(self.job, after=before, launcher=int(os.environ.get(LAUNCHER) or 0))
+            launcher = int(os.environ.get(LAUNCHER) or 0)
+            now = roster.await_next(self.job, after=before, launcher=launcher, stop=self._stops_alone)
             rank = now.rank_of(os.getpid())
             assert rank is not None
             self.place = replace(
-                self.place, rank=rank, ranks=now.ranks, local_ranks=now.ranks, restarts=now.number, roster=now
+                self.place, rank=rank, ranks=now.ranks, local_ranks=now.beside(rank), restarts=now.number, roster=now
             )
+
+    def _stops_alone(self) -> bool:
+        """Asked to stop while others are away: nobody is there to agree on it with. This rank can save the state."""
+        from holdfast.distributed.rank_link import Writer
+
+        return isinstance(self.link, Writer) and self.board.stop_requested
 
     def _go_on(self, group: Group) -> None:
         """From the newest snapshot that all have."""
@@ -372,7 +373,9 @@ class _Life:
             self.link.run.update_info(state=RunState.RUNNING, device=self._devices(), ranks=ranks)
         self.link.find_start(group)
         told = rank_devices.told(self.job, self.place.seat)
-        if told is not None and told.from_cpu and self.groups == 1:
+        if told is None or told.device != self.label:  # the next process of this rank is to be on another device
+            told = Told(self.label)
+        if told.from_cpu and self.groups == 1:
             self.link.snapshots.memory.agree_on_newest()  # if this device is wrong, all come back to here
         left_out = group.left_out() if self.place.stays else []
         if isinstance(self.link, Writer):
@@ -386,7 +389,7 @@ class _Life:
                 group,
                 self.settings,
                 self.device,
-                told or Told(self.label),
+                told,
                 left_out,
             )
         except ScriptFailed as failed:
@@ -489,6 +492,8 @@ def _run_script(
         link, run=described, rungs=[Rung(told.device)], rung=0, settings=settings, device=device, peers=group
     )
     pieces = int(link.job.noted(PIECES).get("pieces", 1))
+    if place.roster is not None and place.roster.spans:  # each machine has notes of its own
+        pieces = max(int(each["pieces"]) for each in group.of_all([{"pieces": pieces}]))
     session.begin_with(pieces=pieces, cpu_batch=False, probation=told.probation, leave_out=left_out)
     if pieces > 1:
         session._attempts.pieces.stay()

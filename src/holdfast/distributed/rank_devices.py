@@ -1,11 +1,12 @@
 """Which device each rank of this machine is on: the agent decides it, the ranks read it. No torch.
 
     tell(job, 2, Told("cuda:2"))                       # the agent, before it starts a process for seat 2
-    told(job, 2).device                                # that process; None where no agent of ours has said anything
-    over_gloo(job, roster), mixed(job, roster)         # every rank, before it builds the group of this roster
+    told(job, 2).device                                # that process; None where no ladder is kept
+    tell_group(job, 7, ["cuda:0", "cpu"])              # the agent, before it publishes roster 7
+    over_gloo(job, 7), mixed(job, 7)                   # every rank, before it builds the group of that roster
 
-A note for each seat in the job's folder. It is written before a roster is published that has the process, so all ranks
-of one roster read the same.
+Notes in the job's folder. What a process for a seat is told may change at any time: then it leaves at the next commit.
+What the ranks of one roster are on does not change, and all of them read the same.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 from holdfast.base import dataclass_json
 from holdfast.devices import inventory
 from holdfast.distributed.job import Job
-from holdfast.distributed.roster import Roster
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +72,30 @@ def told(job: Job, seat: int) -> Told | None:
     return dataclass_json.read_strictly(Told, found) if found else None
 
 
-def over_gloo(job: Job, roster: Roster) -> bool:
+def tell_group(job: Job, number: int, devices: Sequence[str]) -> None:
+    """By rank."""
+    job.note(_group(number), {"devices": list(devices)})
+    job.forget(_group(number - 2))
+
+
+def of_group(job: Job, number: int) -> list[str]:
+    """The devices of the ranks of that roster; [] where no ladder is kept."""
+    return [str(each) for each in job.noted(_group(number)).get("devices", [])]
+
+
+def over_gloo(job: Job, number: int) -> bool:
     """NCCL needs a card for each rank: with a rank on the CPU, or two on one card, all exchange over gloo."""
-    devices = [each.device for each in _of(job, roster)]
-    return len(set(devices)) < len(devices) or any(each == "cpu" for each in devices)
+    devices = of_group(job, number)
+    return len(set(devices)) < len(devices) or "cpu" in devices
 
 
-def mixed(job: Job, roster: Roster) -> bool:
+def mixed(job: Job, number: int) -> bool:
     """Ranks on devices of different kinds: the last bits of an update may differ between them."""
-    return len({each.kind for each in _of(job, roster)}) > 1
+    return len({each.partition(":")[0] for each in of_group(job, number)}) > 1
 
 
-def _of(job: Job, roster: Roster) -> list[Told]:
-    return [found for seat in roster.seats if (found := told(job, seat)) is not None]
+def _group(number: int) -> str:
+    return f"group-{number}"
 
 
 def _name(seat: int) -> str:

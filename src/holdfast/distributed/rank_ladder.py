@@ -212,6 +212,10 @@ class RankLadder:
             seat.told = said
             rank_devices.tell(self.job, seat.number, said)
 
+    def meets(self, roster: int, seats: Sequence[int]) -> None:
+        """The processes of these seats build a group: all of them know on which devices they are."""
+        rank_devices.tell_group(self.job, roster, [self._seats[seat].device for seat in seats])
+
     def leaves(self, number: int) -> bool:
         """Whether the process of this seat has to make room for one on another device, at the next commit."""
         seat = self._seats[number]
@@ -297,9 +301,11 @@ class RankLadder:
             if told is None and not last:
                 waiting.append(each)
                 continue
+            seat.trusting.blamed(fault, verdict)
+            if told is None:  # nobody was left to write the fault down
+                continue
             who = f"rank {seat.number} ({fault.device} on {self.host})"
             said = replace(verdict, why=f"{who}: {verdict.why}")
-            seat.trusting.blamed(fault, verdict)
             if isinstance(told, str):
                 with contextlib.suppress(OSError):
                     evidence.add_verdict(Path(told), {**said.to_json(), "sentence": said.sentence()})

@@ -20,11 +20,11 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Board, Phase
-from holdfast.base.files import open_regular
+from holdfast.base.files import open_regular, read_json
 from holdfast.distributed import rank_devices, rank_ladder, rank_mail, rank_undo, roster
 from holdfast.distributed.group import PIECES, Group, PeerLost
-from holdfast.distributed.job import Job
-from holdfast.distributed.place import Place
+from holdfast.distributed.job import GONE, Job
+from holdfast.distributed.place import MACHINE, Place
 from holdfast.distributed.torchrun import AGENT_LOG
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Move
@@ -61,8 +61,11 @@ class Snapshots:
         self.memory.release_leases()  # who held them is gone
         self.job = job
         self.seat = place.seat
-        self.all_are_here = place.stays
-        """Every rank of the run is on this machine."""
+        self.all_are_here = place.stays and not int(os.environ.get(MACHINE) or 0)
+        """The snapshots of every rank are on this machine, its own or copies (part_copies.py)."""
+        self._stays = place.stays
+        self._made_by: dict[int, tuple[int, ...]] = {}
+        """By generation: the seats of a group that this process was in."""
         self._others: dict[int, tuple[list[tuple[str, int]], list[Arena]]] = {}
         self.start: memoryview | None = None
         self.whole = False
@@ -84,9 +87,12 @@ class Snapshots:
             for slot in arena.slots
             if (commit := slot.read()) is not None
         }
+        told = held
         if self.all_are_here:
-            held = {sequence: slot for sequence, slot in held.items() if self._has_all_parts(sequence, slot)}
-        newest, holder = group.newest_common(held)
+            told = held = {sequence: slot for sequence, slot in held.items() if self._has_all_parts(sequence, slot)}
+        elif self._stays and any(map(_is_part, held.values())):
+            told = {}  # the first machine has the parts of all ranks, and says which snapshots are whole
+        newest, holder = group.newest_common(told)
         if newest is None:
             step, holder = group.somebody(0 if saved is None else saved.step + 1)
             payload = None if saved is None else map_file(saved.state)
@@ -99,7 +105,18 @@ class Snapshots:
         mine = held.get(newest)
         commit = None if mine is None else mine.read()
         payload = None if mine is None or commit is None else mine.payload(commit.size)
-        self.start = group.hand_over(payload, holder, wanted=payload is None)
+        wanted = payload is None
+        if payload is not None and commit is not None and self._stays and not self.all_are_here:
+            others = self._made_by.get(commit.generation) != _seats_of(group)
+            wanted = others and int(parts_of(payload).get("count", 1)) > 1  # another part may be this rank's now
+        self.start = group.hand_over(payload, holder, wanted=wanted, whole=lambda: self._whole_of(payload, newest))
+        self._made_by[group.place.restarts] = _seats_of(group)
+
+    def _whole_of(self, payload: memoryview | None, sequence: int) -> memoryview | None:
+        """For ranks that have no part of it, or need another one."""
+        if payload is None or int(parts_of(payload).get("count", 1)) == 1 or not self._stays:
+            return payload
+        return self.all_parts(sequence)
 
     def all_parts(self, sequence: int | None = None) -> memoryview | None:
         """A snapshot with the parts of all ranks of this machine put together; None if a part is missing.
@@ -255,7 +272,7 @@ class Writer(LocalLink):
         writer, roster_now = job.noted(_WRITER).get("pid"), place.roster
         if roster_now is None or place.run is None or (isinstance(writer, int) and processes.exists(writer)):
             return None
-        left = [pid for _, pid in sorted(roster_now.pids.items()) if processes.exists(pid)]
+        left = [pid for pid in roster_now.here if processes.exists(pid)]
         newest = snapshots.memory.newest()
         if newest is None or left[:1] != [os.getpid()]:
             return None
@@ -368,9 +385,8 @@ class Writer(LocalLink):
             return payload
         self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank
         while True:
-            gone = self.place.roster is None or any(
-                not processes.exists(pid) for pid in self.place.roster.pids.values()
-            )
+            gone = self.place.roster is None or any(not processes.exists(pid) for pid in self.place.roster.here)
+            gone = gone or roster.is_left(self.job, self.place.restarts)  # those of other machines
             whole = self.snapshots.all_parts(sequence)
             if whole is not None or gone:
                 return whole
@@ -418,8 +434,7 @@ class Writer(LocalLink):
         group, seen = self.place.roster, self.job.noted(_DEVICES)
         if group is None:
             return
-        known = {str(seat): rank_devices.told(self.job, seat) for seat in group.seats}
-        now = {seat: told.device for seat, told in known.items() if told is not None}
+        now = dict(zip(map(str, group.seats), rank_devices.of_group(self.job, group.number), strict=False))
         home, before = {**now, **seen.get("home", {})}, seen.get("now", {})
         if now != before:
             self.job.note(_DEVICES, {"home": home, "now": {**before, **now}})
@@ -453,10 +468,25 @@ class Writer(LocalLink):
                 self._recovering = self._recovering or time.monotonic() - beat.silence
         self.accounts.steps = max(self.accounts.steps, min(committed, default=0))  # a step is one that all have
         if self.place.stays:
+            self._tell_who_was_lost_elsewhere()
             return
         if self.place.restarts and self._recovering is None and self.snapshots.start is not None:
             self._record(Fault(Kind.EXIT, "another machine", step=self.snapshots.step + 1))
             self._recovering = time.monotonic()
+
+    def _tell_who_was_lost_elsewhere(self) -> None:
+        """What the leader has noted of ranks on other machines; the boards of those are not here."""
+        for path in sorted(self.job.path.glob(f"note-{GONE}-*.json")):
+            told = read_json(path) or {}
+            path.unlink(missing_ok=True)
+            if told.get("seat") is None:
+                fault: Fault | None = Fault(Kind.HANG, str(told.get("machine")), message=str(told.get("why", "")))
+            else:
+                fault = self._fault_of(int(told["seat"]), 0, told.get("left"), int(told.get("code", -9)))
+            if fault is not None:
+                known = {"step": told.get("step"), "phase": told.get("phase") or None}
+                self._record(fault.at(**{name: value for name, value in known.items() if value is not None}))
+                self._recovering = self._recovering or float(told.get("since", time.monotonic()))
 
     def _tell_who_was_full(self) -> None:
         """A rank that holds a part of the state ran out of memory: all compute batches in more pieces from here on."""
@@ -467,10 +497,15 @@ class Writer(LocalLink):
             self.accounts.fault(fault.kind.value)
             self.teller.emit_fault(fault, Move(Action.SPLIT, 0, pieces, reason=f"all ranks, in {pieces} pieces"))
 
-    def _fault_of(self, rank: int, pid: int, left: dict[str, Any] | None) -> Fault | None:
+    def _fault_of(self, rank: int, pid: int, left: dict[str, Any] | None, code: int | None = None) -> Fault | None:
         """None for a rank that ended because another had."""
         return rank_ladder.fault_of(
-            self.job, rank, pid, left, device=f"rank {rank}", exit_code=lambda: self._exit_code(pid)
+            self.job,
+            rank,
+            pid,
+            left,
+            device=f"rank {rank}",
+            exit_code=lambda: self._exit_code(pid) if code is None else code,
         )
 
     def _exit_code(self, pid: int) -> int:
@@ -496,7 +531,10 @@ class Writer(LocalLink):
     def _record(self, fault: Fault, moved: str = "") -> Path:
         reason = "this rank is replaced, the others stay" if self.place.stays else "all ranks are started again"
         group = self.place.roster
-        if group is not None and fault.device in [f"rank {seat}" for seat in group.empty]:
+        if group is not None and (fault.device or "").startswith("machine"):
+            back = group.ranks == group.wanted
+            reason = "its ranks were replaced, the others stay" if back else "the others continue without its ranks"
+        elif group is not None and fault.device in [f"rank {seat}" for seat in group.empty]:
             reason = "the others continue without this rank"
         elif group is not None and fault.device not in [f"rank {seat}" for seat in group.seats]:
             reason = "a spare process takes its place, the others stay"
@@ -506,6 +544,15 @@ class Writer(LocalLink):
         self.accounts.fault(fault.kind.value)
         self.teller.emit_fault(fault, move, folder)
         return folder
+
+
+def _is_part(slot: Slot) -> bool:
+    commit = slot.read(savepoints=True)
+    return commit is not None and int(parts_of(slot.payload(commit.size)).get("count", 1)) > 1
+
+
+def _seats_of(group: Group) -> tuple[int, ...]:
+    return () if group.place.roster is None else group.place.roster.seats
 
 
 def _of_this_process(known: Snapshots | None, job: Job, place: Place, settings: Settings) -> Snapshots:

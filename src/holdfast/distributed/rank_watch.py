@@ -73,12 +73,22 @@ class Boards:
         self._open.clear()
 
 
-def hung(seen: Iterable[Seen], known: Mapping[int, Known], settings: WatchdogSettings) -> list[tuple[Seen, str]]:
-    """Those that will not go on by themselves, and why."""
+def last_place(seen: Iterable[Seen]) -> tuple[int, int] | None:
+    """How far the last of those that others may wait for has come."""
+    return min(map(_place, _in_step(seen)), default=None)
+
+
+def hung(
+    seen: Iterable[Seen],
+    known: Mapping[int, Known],
+    settings: WatchdogSettings,
+    elsewhere: tuple[int, int] | None = None,
+) -> list[tuple[Seen, str]]:
+    """Those that will not go on by themselves, and why. `elsewhere` is the `last_place` of other machines."""
     found = []
     seen = list(seen)
     in_step = _in_step(seen)
-    last = min(map(_place, in_step), default=(0, 0))
+    last = min([*map(_place, in_step), *([] if elsewhere is None else [elsewhere])], default=(0, 0))
     for each in seen:
         beat = each.beat
         if each.stopped and beat.silence > settings.floor:

@@ -79,6 +79,15 @@ class Policy:
         """Whether the times of these ranks are measured from the start."""
         return self.mode == "measured" or (self.mode == "auto" and len(self.kinds(seats)) > 1)
 
+    def threads_beside(self, cores: int, loaders: int) -> int:
+        """For each rank on the CPU: the cores that the other ranks, one each, and all loader processes leave.
+
+        Every rank runs the same script, with as many loader processes.
+        """
+        beside = len(self.beside)
+        left = cores - (len(self.devices) - beside) - len(self.devices) * loaders
+        return max(1, left // beside)
+
     def table(self, seats: Sequence[int]) -> Shares:
         base = None
         if ":" in self.mode:
@@ -129,7 +138,13 @@ class ShareKeeper:
     """Of rank 0, in one group."""
 
     def __init__(
-        self, policy: Policy, job: Job, seats: Sequence[int], clock: Callable[[], float] = time.perf_counter
+        self,
+        policy: Policy,
+        job: Job,
+        seats: Sequence[int],
+        *,
+        mixed: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._policy = policy
         self._job = job
@@ -145,7 +160,7 @@ class ShareKeeper:
         """New parts, by seat, until the ranks have agreed on them."""
         self.leaves = False
         """The CPU is to leave the group."""
-        self._measures = policy.measures(seats)
+        self._measures = policy.measures(seats) or (policy.mode == "auto" and mixed)
         self._stage: Stage | None = job.noted(_BESIDE).get("stage") if policy.beside else None
 
     @property

@@ -45,6 +45,8 @@ class Wanted:
     """With so many ranks the others go on where a lost one cannot be replaced; only below an agent of ours."""
     spares: int = 0
     """Processes that wait for the place of one that is lost; only below an agent of ours."""
+    patience: float = 600.0
+    """Seconds that machines try to reach each other."""
 
 
 def command_for(wanted: Wanted, words: Sequence[str], run_id: str) -> list[str]:
@@ -80,6 +82,7 @@ class TorchrunAgent:
     """torchrun as a child: after a loss all ranks start again."""
 
     name = "torchrun"
+    elsewhere: tuple[int, int] | None = None
 
     def __init__(
         self, job: Job, command: list[str], env: dict[str, str], log: Path, *, preload: Sequence[str] = ()
@@ -113,6 +116,9 @@ class TorchrunAgent:
         if self._nest is not None:
             self._nest.serve()
         time.sleep(seconds)
+
+    def wind_down(self) -> None:
+        return None
 
     def end(self, number: int = signal.SIGTERM) -> None:
         if self.over:
