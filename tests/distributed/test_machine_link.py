@@ -10,13 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.distributed import interfaces, roster
-from holdfast.distributed.leader import difference, seats_of
+from holdfast.distributed.leader import seats_of
 from holdfast.distributed.machine_link import (
     Hello,
     LinkLost,
     MachineLink,
     RankGone,
     StartRank,
+    difference,
     is_proof,
     proof,
 )
