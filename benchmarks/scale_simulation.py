@@ -75,7 +75,7 @@ def measured() -> dict[str, dict[str, Any]]:
     return {
         "step": {"value": gpt["cadence"]["step_ms"] / 1e3, "from": "cost-h200.json: gpt-774m, one H200"},
         "commit_every": {"value": gpt["cadence"]["every_s"], "from": "cost-h200.json: gpt-774m, one H200"},
-        "slowdown": {"value": gpt["ratio"], "from": "cost-h200.json: gpt-774m, held / bare, one turn of each"},
+        "slowdown": {"value": gpt["ratio"], "from": "cost-h200.json: gpt-774m, held / bare, two turns of each"},
         "regroup": {
             "value": _read(
                 "ranks-cpu.json", "measured", "4 ranks", "seconds_from_the_last_beat_to_the_next_commit", "p50"

@@ -10,6 +10,8 @@ import torch
 
 from holdfast.worker.ahead import Ahead, Mark
 
+LARGE = 1 << 15
+"""Numbers of a tensor that is worth a copy ahead of its step."""
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
@@ -72,17 +74,17 @@ def test_a_copy_is_that_batch_and_is_used_once() -> None:
 def test_a_batch_that_was_changed_or_is_not_pinned_is_moved_by_the_step() -> None:
     device = torch.device("cuda:0")
     ahead = Ahead()
-    changed = torch.zeros(8).pin_memory()
+    changed = torch.zeros(LARGE).pin_memory()
     ahead.begin(changed, device)
     changed += 1
     assert ahead.take(changed, device) is None
-    plain = torch.zeros(8)
+    plain = torch.zeros(LARGE)
     ahead.begin(plain, device)
     assert ahead.take(plain, device) is None
-    replaced = {"x": torch.zeros(8).pin_memory()}
+    replaced = {"x": torch.zeros(LARGE).pin_memory()}
     ahead.begin(replaced, device)
-    replaced["x"] = torch.ones(8).pin_memory()
+    replaced["x"] = torch.ones(LARGE).pin_memory()
     assert ahead.take(replaced, device) is None
-    other = torch.zeros(8).pin_memory()
+    other = torch.zeros(LARGE).pin_memory()
     ahead.begin(other, device)
-    assert ahead.take(torch.zeros(8).pin_memory(), device) is None
+    assert ahead.take(torch.zeros(LARGE).pin_memory(), device) is None

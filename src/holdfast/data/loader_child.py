@@ -314,13 +314,14 @@ class Fetcher:
                             raise _DrewEarly
                         early = None
             except DrewMore:
-                items.pop()
-                self.seeding.drew_more()  # of another generator, too, perhaps: then it is read twice, not three times
+                del items[begin:]
+                self.seeding.drew_more()  # of another generator, too, perhaps: then they are read twice, not thrice
             except _DrewEarly:
                 raise
             except Exception:
                 if seeds is None or not self.seeding.drew_more():
                     raise
+                del items[begin:]
 
     def whole(self, ticket: Ticket, at: Place) -> Any:
         """The batch in one go; None if the dataset has no such way, or does not take it now.
@@ -407,7 +408,7 @@ def may_draw(dataset: Any) -> bool:
 
 
 def _arrays_of(tensors: tuple[Any, ...]) -> list[Any]:
-    """The tensors as arrays, where taking rows out of each gives, bit by bit, what stacking them gives; else nothing."""
+    """The tensors as arrays, where rows taken out of each are, bit by bit, what stacking them gives; else nothing."""
     for each in tensors:
         if type(each) is not torch.Tensor or each.device.type != "cpu" or each.layout is not torch.strided:
             return []

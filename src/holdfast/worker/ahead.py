@@ -5,9 +5,10 @@
     moved = ahead.take(value, device)   # in the step: the copy; None if there is none, and the step moves it itself
 
 Copies only what is in pinned memory, and only to CUDA: from other memory a copy waits for the host, and not beside the
-step. A copy is used once: a step that is tried again moves the batch anew, for what it got may have been changed. So
-does a step whose batch the loop has changed since: it has written to a tensor, or put another one in its place. Torch
-does not count what the loop writes through `tensor.numpy()`: that is not seen here.
+step. A small batch is not worth a second stream: the host does not wait for it in any case. A copy is used once: a step
+that is tried again moves the batch anew, for what it got may have been changed. So does a step whose batch the loop has
+changed since: it has written to a tensor, or put another one in its place. Torch does not count what the loop writes
+through `tensor.numpy()`: that is not seen here.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from holdfast.data.batch import tensors_of, to_device
+from holdfast.data.loader_processes import STAGED
 
 _END = object()
 
@@ -39,8 +41,10 @@ class Ahead:
         if device.type != "cuda":
             return
         tensors = list(tensors_of(value))
+        if all(each.nbytes <= STAGED for each in tensors):
+            return
         try:
-            if not tensors or not all(each.device.type == "cpu" and each.is_pinned() for each in tensors):
+            if not all(each.device.type == "cpu" and each.is_pinned() for each in tensors):
                 return
             mark = Mark(value)
             if mark.moves_itself:
