@@ -198,7 +198,8 @@ def main() -> int:
                 for number in soak.processes:
                     print(number, (folder / f"machine-{number}" / "output.txt").read_text()[-3000:])
                 raise
-    command = "python benchmarks/machines_soak.py " + " ".join(sys.argv[1:])
+    words = [word for word in sys.argv[1:] if word not in ("--out", str(args.out))]
+    command = "python benchmarks/machines_soak.py " + " ".join(words)
     found = {"part": "machines_soak", "date": time.strftime("%Y-%m-%d"), "command": command.strip()}
     found |= {"machine": machine(), "versions": versions(), "measured": measured}
     text = json.dumps(found, indent=1)
