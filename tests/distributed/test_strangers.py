@@ -1,4 +1,4 @@
-"""Who connects to the agent of the first machine, over real sockets: strangers, and machines that come twice or late."""
+"""Who connects to the agent of the first machine, over real sockets: strangers, machines that come twice or late."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ from holdfast.base import processes
 from holdfast.distributed.job import Job
 from holdfast.distributed.leader import _STRANGERS, LeaderAgent
 from holdfast.distributed.machine_agent import MachineAgent
-from holdfast.distributed.machine_link import Challenge, Hello, MachineLink, Pulse, StartRank, TurnedAway, Welcome, proof
+from holdfast.distributed.machine_link import (
+    Challenge,
+    Hello,
+    MachineLink,
+    Pulse,
+    StartRank,
+    TurnedAway,
+    Welcome,
+    proof,
+)
 from holdfast.distributed.torchrun import Wanted
 
 OWN = Hello("", "", 0, "leader", "", "m0", "1", "2.6", "digest", 2, 1)
@@ -217,7 +226,9 @@ def test_a_second_process_with_the_number_of_one_that_lives_is_refused(leading: 
 
 
 @pytest.mark.parametrize("least", [1, 2])
-def test_a_machine_that_came_and_went_before_the_start_is_not_waited_for_without_end(tmp_path: Path, least: int) -> None:
+def test_a_machine_that_came_and_went_before_the_start_is_not_waited_for_without_end(
+    tmp_path: Path, least: int
+) -> None:
     leading = Leading(tmp_path, least=least, patience=0.5)
     try:
         client = leading.client()
@@ -241,7 +252,7 @@ def test_a_machine_that_came_and_went_before_the_start_is_not_waited_for_without
 class Joining:
     """The agent of machine 1, and the port where it looks for the first machine."""
 
-    def __init__(self, folder: Path, patience: float) -> None:
+    def __init__(self, folder: Path, *, patience: float = 600.0, floor: float = 100.0) -> None:
         self.job = Job.create()
         self.said: list[str] = []
         self.server = socket.create_server(("127.0.0.1", 0))
@@ -249,7 +260,7 @@ class Joining:
         hello = dataclasses.replace(OWN, machine=1, agent="a")
         self.agent = MachineAgent(
             self.job, self.server.getsockname(), hello, ["--version"], dict(os.environ), folder / "ranks.log",
-            token=TOKEN, floor=0.3, patience=patience, say=self.said.append, rescue=lambda: None,
+            token=TOKEN, floor=floor, patience=patience, say=self.said.append, rescue=lambda: None,
         )  # fmt: skip
 
     def until(self, holds: Callable[[], Any], seconds: float = 100.0) -> bool:
@@ -286,7 +297,7 @@ class Joining:
 
 @pytest.mark.parametrize("says", ["nothing", "a challenge"])
 def test_a_port_that_answers_and_never_welcomes_is_given_up(tmp_path: Path, says: str) -> None:
-    joining = Joining(tmp_path, patience=1.0)
+    joining = Joining(tmp_path, patience=1.0, floor=0.3)
     links: list[MachineLink] = []
 
     def answered() -> bool:
@@ -309,19 +320,20 @@ def test_a_port_that_answers_and_never_welcomes_is_given_up(tmp_path: Path, says
 
 
 def test_an_answer_to_come_later_is_followed(tmp_path: Path) -> None:
-    joining = Joining(tmp_path, patience=600.0)
+    joining = Joining(tmp_path)
     try:
         found: list[Any] = []
         assert joining.until(lambda: found.append(joining.accept()) or found[-1])
         found[-1].send(TurnedAway("not yet", later=True))
-        joining.welcome()
+        link = joining.welcome()
         assert joining.until(lambda: joining.agent._greeted) and joining.job.outcome is None
+        link.close()
     finally:
         joining.close()
 
 
 def test_no_process_is_left_of_a_fork_during_which_the_connection_was_lost(tmp_path: Path) -> None:
-    joining = Joining(tmp_path, patience=600.0)
+    joining = Joining(tmp_path)
     nursery = joining.agent._forker._process.pid
     try:
         assert joining.until(lambda: joining.agent._forker.ready)
