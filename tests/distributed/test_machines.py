@@ -359,7 +359,7 @@ def test_a_run_is_resumed_on_the_first_machine(tmp_path: Path) -> None:
         assert [launch.processes[number].returncode for number in (0, 1)] == [75, 75]
         launch.start(0, resume=launch.run.name)
         launch.start(1)
-        _whole(launch, tmp_path, wait="8")
+        _whole(launch, tmp_path)
 
 
 @pytest.mark.long

@@ -336,9 +336,8 @@ def test_no_process_is_left_of_a_fork_during_which_the_connection_was_lost(tmp_p
     joining = Joining(tmp_path)
     nursery = joining.agent._forker._process.pid
     try:
-        assert joining.until(lambda: joining.agent._forker.ready)
         first = joining.welcome()
-        assert joining.until(lambda: joining.agent._greeted)
+        assert joining.until(lambda: joining.agent._greeted and joining.agent._forker.ready)
         os.kill(nursery, signal.SIGSTOP)  # the fork takes as long as the test wants
         first.send(StartRank(1, 0, 1, 2))
         assert joining.until(lambda: joining.agent._forking)
