@@ -2,14 +2,15 @@
 
 `plain` leaves out what is not the same in one process and in several; `die="1:4:backward"` kills rank 1 at step 4 in
 that phase, once; `full="1:4:2"` has rank 1 run out of memory twice at step 4, `full="1:0:1"` in the first step that it
-takes with another rank; `seen` is a folder where each rank writes
-which samples it was given; `once` does what a process can do only once; `ddp` wraps the model as scripts under torchrun
-do, with several exchanges in each backward, and `full="1:4:2:backward"` runs out of memory between two of them,
-`full="1:4:1:optimizer"` after all of them; `wait="10 25"` waits before those steps until `seen` has a file go-10, then
-go-25; `double` computes in float64; `lag="1:0.03"` has rank 1 read each sample so many seconds longer; each forward
-multiplies matrices of the size `work`; the rank `deaf` ignores SIGTERM, as some scripts do; the samples `bad="5 17"`
-cannot be read, and those of `deadly` end the process that reads them; `turn` does each step by hand in a transaction;
-`look="1:17"` evaluates on the same data after each epoch, and rank 1 cannot read sample 17 there.
+takes with another rank; `seen` is a folder where each rank writes which samples it was given; `once` does what a
+process can do only once; `ddp` wraps the model as scripts under torchrun do, with several exchanges in each backward,
+and `full="1:4:2:backward"` runs out of memory between two of them, `full="1:4:1:optimizer"` after all of them;
+`wait="10 25"` waits before those steps until `seen` has a file go-10, then go-25; `double` computes in float64;
+`lag="1:0.03"` has rank 1 read each sample so many seconds longer; each forward multiplies matrices of the size `work`;
+the rank `deaf` ignores SIGTERM, as some scripts do; the samples `bad="5 17"` cannot be read, and those of `deadly` end
+the process that reads them; `turn` does each step by hand in a transaction; the loss of the rank `half` is in bfloat16,
+as autocast gives it on a card; `look="1:17"` evaluates on the same data after each epoch, and rank 1 cannot read sample
+17 there.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def train(
     deadly: str = "",
     turn: bool = False,
     look: str = "",
+    half: int = -1,
 ) -> None:
     torch.manual_seed(3)
     if session.rank == deaf and session.run.generation < 2:
@@ -109,7 +111,8 @@ def train(
                     _run_out(session, full, tries, len(part[0]))
                 for _ in range(8 if work else 0):
                     matrix @ matrix
-                return nn.functional.cross_entropy(model(part[0].double() if double else part[0]), part[1])
+                loss = nn.functional.cross_entropy(model(part[0].double() if double else part[0]), part[1])
+                return loss.bfloat16() if session.rank == half else loss
 
             if str(session._position.step + 1) in wait.split():
                 _wait(session, Path(seen) / f"go-{session._position.step + 1}")

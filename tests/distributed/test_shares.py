@@ -407,6 +407,17 @@ def test_what_one_rank_cannot_read_in_an_evaluation_is_trained_on(tmp_path: Path
 
 
 @needs_fork
+@pytest.mark.all
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ddp", [False, True])
+def test_the_loss_of_ranks_of_different_kinds_may_differ_in_type(tmp_path: Path, ddp: bool) -> None:
+    with Launched(tmp_path, 2, "--devices", "pretend:0,cpu", "--shares", "1:1", half=0, ddp=ddp) as launch:
+        receipt = launch.finish()["receipt"]
+    assert receipt["faults"] == {} and receipt["steps"] == 30
+    _close(launch, tmp_path)
+
+
+@needs_fork
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_rank_fails_in_its_first_step_beside_another_device(tmp_path: Path) -> None:
