@@ -7,14 +7,18 @@ do, with several exchanges in each backward, and `full="1:4:2:backward"` runs ou
 `full="1:4:1:optimizer"` after all of them; `wait="10 25"` waits before those steps until `seen` has a file go-10, then
 go-25; `double` computes in float64; `lag="1:0.03"` has rank 1 read each sample so many seconds longer; each forward
 multiplies matrices of the size `work`; the rank `deaf` ignores SIGTERM, as some scripts do; the samples `bad="5 17"`
-cannot be read, and those of `deadly` end the process that reads them.
+cannot be read, and those of `deadly` end the process that reads them; `lacks="1:8"` has rank 1 use an operator at step
+8 that only the CPU has; `rounds` has updates on a device other than the CPU differ in the last bit, and each rank write
+to `seen` which weights it begins each step with; `whole` makes each step a transaction.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +73,9 @@ def train(
     deaf: int = -1,
     bad: str = "",
     deadly: str = "",
+    lacks: str = "",
+    rounds: bool = False,
+    whole: bool = False,
 ) -> None:
     torch.manual_seed(3)
     if session.rank == deaf and session.run.generation < 2:
@@ -89,6 +96,8 @@ def train(
         torch.distributed.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
+    if rounds and session.device != torch.device("cpu"):
+        optimizer.register_step_post_hook(lambda *_: _round_up(model))
     if die:
         _arm(session, *die.split(":"), Path(seen))
     tries = [0]
@@ -102,6 +111,8 @@ def train(
             def loss_of(part: Any) -> torch.Tensor:
                 if full and full[-1].isdigit():
                     _run_out(session, full, tries, len(part[0]))
+                if lacks == f"{session.rank}:{session._position.step + 1}" and session.device != torch.device("cpu"):
+                    raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
                 for _ in range(8 if work else 0):
                     matrix @ matrix
                 return nn.functional.cross_entropy(model(part[0].double() if double else part[0]), part[1])
@@ -110,7 +121,12 @@ def train(
                 _wait(session, Path(seen) / f"go-{session._position.step + 1}")
             if session.rank == fail:
                 raise ValueError("this rank does not like the data")
-            session.step(loss_of, values)
+            if rounds:
+                _note_weights(session, model, Path(seen))
+            if whole:
+                session.transaction(lambda: _by_hand(optimizer, loss_of, values))  # noqa: B023
+            else:
+                session.step(loss_of, values)
             scheduler.step()
             if session.rank == 1 and session._position.step == stop:
                 session._board.request_stop()
@@ -128,6 +144,24 @@ def _wait(session: holdfast.Session, until: Path) -> None:
     while not until.exists():
         session._board.beat()
         time.sleep(0.005)
+
+
+@torch.no_grad()
+def _round_up(model: nn.Module) -> None:
+    for each in model.parameters():
+        each.copy_(torch.nextafter(each, torch.full_like(each, torch.inf)))
+
+
+def _note_weights(session: holdfast.Session, model: nn.Module, seen: Path) -> None:
+    digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
+    with open(seen / f"weights-{session.rank}.txt", "a") as file:
+        file.write(f"{session._position.step} {digest}\n")
+
+
+def _by_hand(optimizer: torch.optim.Optimizer, loss_of: Callable[[Any], torch.Tensor], values: Any) -> None:
+    optimizer.zero_grad()
+    loss_of(values).backward()
+    optimizer.step()
 
 
 def _run_out(session: holdfast.Session, full: str, tries: list[int], rows: int) -> None:
