@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from holdfast.base import processes
-from holdfast.distributed import rank_devices
+from holdfast.base.board import Board
+from holdfast.distributed import rank_devices, rank_undo
+from holdfast.distributed.job import Job
 from holdfast.injection import ailments
 from holdfast.injection.ailments import Ailment
+from holdfast.run.folder import RunFolder
+from holdfast.run.settings import Settings
+from holdfast.state.slot_memory import Memory
 from tests.distributed.launched import Launched
 from tests.distributed.test_rank_ladder import SOON, Ill, seats
 
@@ -29,6 +34,15 @@ def is_on(launch: Launched, seat: int, device: str) -> bool:
 
 def has_moved(launch: Ill, seat: int, before: int) -> Callable[[], bool]:
     return lambda: seats(launch).get(seat, before) != before
+
+
+def is_to_stop(launch: Launched) -> bool:
+    assert launch.job is not None
+    boards = [Board.open_path(path) for path in launch.job.boards().values()]
+    found = all(board.stop_requested for board in boards)
+    for board in boards:
+        board.close(unlink=False)
+    return found
 
 
 @pytest.mark.long
@@ -151,11 +165,42 @@ def test_a_spare_whose_device_is_wrong_from_its_first_step_takes_all_back_to_whe
 
 
 @pytest.mark.long
-def test_a_device_that_is_wrong_from_the_first_step_takes_all_back_to_the_beginning(tmp_path: Path) -> None:
-    ill = Ailment("wrong", step=1, times=None, device="pretend:1")
-    with Ill(tmp_path, 2, ill, snapshot="1", wait="20", **{"sentinel.cost": 100}) as launch:
+def test_a_device_that_is_wrong_when_a_run_is_continued_takes_all_back_to_the_checkpoint(tmp_path: Path) -> None:
+    """The new launch has compared nothing yet."""
+    ill = Ailment("wrong", step=12, times=None, device="pretend:1")
+    words, job = ("--device", "pretend", "--continue"), {"snapshot": "1", "wait": "11 20", "sentinel.cost": 100}
+    with Ill(tmp_path, 2, words=words, **job) as launch:
+        launch.until(lambda: launch.waits_for(11, 2))
+        launch.process.terminate()
+        launch.until(lambda: is_to_stop(launch))
+        launch.go(11)
+        assert launch.end()["state"] == "STOPPED"
+    with Ill(tmp_path, 2, ill, words=words, **job) as launch:
         launch.until(lambda: launch.waits_for(20, 2))
         launch.go(20)
         launch.check()
     (undone,) = launch.of("undone")
-    assert (undone["to_step"], undone["rank"]) == (0, 1)
+    assert (undone["to_step"], undone["rank"]) == (11, 1)
+
+
+def test_without_an_agreed_snapshot_all_go_back_to_where_the_launch_began(tmp_path: Path) -> None:
+    """What the ranks commit afterwards stays."""
+    job = Job(tmp_path)
+    memory = Memory(RunFolder(tmp_path), Settings.load({}), portable=True, say=lambda *_, **__: None)
+    memory.folder = job.slots(1)
+    arena = memory.grow(64)
+    rank_undo.begin(job, 40)
+    rank_undo.begin(job, 44)
+    for sequence, slot in enumerate(arena.slots[:2], 7):
+        slot.begin(sequence)
+        slot.commit(sequence=sequence, step=40 + sequence, generation=3, size=8)
+    made = rank_undo.decide(job, seat=1, generation=3)
+    assert made == rank_undo.Undone(1, 3, sequence=0, step=40) and not made.agreed
+    rank_undo.give_up([made], memory)
+    assert memory.newest() is None
+    arena.slots[2].begin(9)
+    arena.slots[2].commit(sequence=9, step=41, generation=4, size=8)
+    rank_undo.give_up([made], memory)
+    newest = memory.newest()
+    assert newest is not None and newest.step == 41
+    memory.close()
