@@ -36,6 +36,16 @@ def has_moved(launch: Ill, seat: int, before: int) -> Callable[[], bool]:
     return lambda: seats(launch).get(seat, before) != before
 
 
+def train_as_0_and_1(launch: Launched, step: int) -> None:
+    """Seat 2 is the spare from this step on. Those of three processes that are ready first have begun."""
+    launch.until(lambda: launch.are_ready(3) and launch.waits_for(step, 2))
+    now = launch.roster()
+    assert now is not None
+    if now.seats != (0, 1):
+        launch.kill(2)
+    launch.go(step)
+
+
 def is_to_stop(launch: Launched) -> bool:
     assert launch.job is not None
     boards = [Board.open_path(path) for path in launch.job.boards().values()]
@@ -50,7 +60,8 @@ def test_a_spare_on_the_cpu_makes_room_for_one_on_its_device(tmp_path: Path) -> 
     """It is in no group: the others need not leave theirs for it, and did for ever."""
     ill = Ailment("wrong", step=8, times=None, device="pretend:1")
     job = {"sentinel.cost": 100, **SOON}
-    with Ill(tmp_path, 2, ill, words=("--device", "pretend", "--spares", "1"), wait="8 20", **job) as launch:
+    with Ill(tmp_path, 2, ill, words=("--device", "pretend", "--spares", "1"), wait="4 8 20", **job) as launch:
+        train_as_0_and_1(launch, 4)
         launch.until(lambda: launch.are_ready(3) and launch.waits_for(8, 2))
         launch.go(8)
         launch.until(lambda: launch.waits_for(20, 2))
@@ -153,7 +164,8 @@ def test_a_spare_whose_device_is_wrong_from_its_first_step_takes_all_back_to_whe
     """It has compared nothing yet. The wrong step stayed in the weights."""
     ill = Ailment("wrong", step=11, times=None, device="pretend:2")
     spare = ("--device", "pretend", "--spares", "1")
-    with Ill(tmp_path, 2, ill, words=spare, snapshot="1", wait="11 20", **{"sentinel.cost": 100}) as launch:
+    with Ill(tmp_path, 2, ill, words=spare, snapshot="1", wait="4 11 20", **{"sentinel.cost": 100}) as launch:
+        train_as_0_and_1(launch, 4)
         launch.until(lambda: launch.are_ready(3) and launch.waits_for(11, 2))
         launch.kill(1)
         launch.go(11)
