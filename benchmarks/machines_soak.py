@@ -8,9 +8,8 @@ turns: a rank is killed, a cable is cut for 5 seconds, `holdfast launch` of a ma
 once, a rank is halted. All of them hit every machine but the first in turn; ranks are killed on the first one too. At
 the end the first machine is asked to stop.
 
-A step is new if no step before it had its number. The time in new steps is that of the run without the pauses that the
-faults made: of each pause between two new steps, what is more than the 99th percentile of those pauses that no fault
-was in is lost.
+A step is new if no step before it had its number. The time in new steps is that of the run without pauses: of the time
+between two new steps that is longer than three times the median, what is more than the median is lost.
 """
 
 from __future__ import annotations
@@ -141,19 +140,17 @@ class Soak:
                 newest = step
                 new.append((step, at))
         within = [(step, at) for step, at in new if self.began <= at <= self.ended]
-        pauses = [(one[1], two[1] - one[1]) for one, two in itertools.pairwise(within)]
-        faults = [at for at, _, _ in self.done]
-        quiet = [s for at, s in pauses if not any(at - 1.0 <= f <= at + s or f <= at <= f + 15.0 for f in faults)]
-        usual = statistics.quantiles(quiet, n=100)[98]
-        lost = sum(max(0.0, s - usual) for _, s in pauses)
+        pauses = [two[1] - one[1] for one, two in itertools.pairwise(within)]
+        usual = statistics.median(pauses)
+        lost = sum(each - usual for each in pauses if each > 3.0 * usual)
         (run,) = list_runs(self.folder / "machine-0")
         receipt = run.receipt() or {}
         return {
             "share_in_new_steps": 1.0 - lost / (self.ended - self.began),
             "seconds": self.ended - self.began,
             "faults": dict(Counter(kind for _, kind, _ in self.done)),
-            "longest_pauses_s": sorted((round(s, 2) for _, s in pauses), reverse=True)[:20],
-            "step_s": {"p50": statistics.median(quiet), "p99": usual},
+            "longest_pauses_s": sorted((round(each, 2) for each in pauses), reverse=True)[:20],
+            "step_s": usual,
             "new_steps": len(within),
             "exit_code": self.code,
             "receipt": {key: receipt.get(key) for key in ("steps", "steps_lost", "steps_repeated", "faults")},
@@ -201,7 +198,8 @@ def main() -> int:
                 for number in soak.processes:
                     print(number, (folder / f"machine-{number}" / "output.txt").read_text()[-3000:])
                 raise
-    command = "python benchmarks/machines_soak.py " + " ".join(sys.argv[1:])
+    words = [word for word in sys.argv[1:] if word not in ("--out", str(args.out))]
+    command = "python benchmarks/machines_soak.py " + " ".join(words)
     found = {"part": "machines_soak", "date": time.strftime("%Y-%m-%d"), "command": command.strip()}
     found |= {"machine": machine(), "versions": versions(), "measured": measured}
     text = json.dumps(found, indent=1)

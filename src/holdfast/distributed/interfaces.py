@@ -2,6 +2,7 @@
 
     split("10.0.0.1:29400", 29400)     # ("10.0.0.1", 29400)
     interface_to("10.0.0.1")           # "eth0"; None where that cannot be found out
+    listen("10.0.0.1", 29400)          # a socket that others can connect to
 
 gloo would take the address that the machine's own name resolves to. That is often 127.0.1.1, which no other machine
 can reach.
@@ -10,13 +11,16 @@ can reach.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
+import os
 import socket
 import struct
 import sys
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
+_BACKLOG = 64
 
 
 def split(address: str, port: int) -> tuple[str, int]:
@@ -72,3 +76,17 @@ def _with_address6(own: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | 
             if ipaddress.ip_address(bytes.fromhex(digits)) == own:
                 return name
     return None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Where other machines connect: at that address, or at all where this machine does not have it (NAT)."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        server = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # the port is taken: another address would not help
+            raise
+        server = socket.create_server(("", port), backlog=_BACKLOG)
+    server.setblocking(False)
+    os.set_inheritable(server.fileno(), False)
+    return server

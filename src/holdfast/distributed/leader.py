@@ -18,7 +18,6 @@ and the agent over there ends them.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import signal
 import socket
@@ -53,6 +52,7 @@ from holdfast.distributed.machine_link import (
     StartRank,
     TurnedAway,
     Welcome,
+    difference,
     is_proof,
     proof,
 )
@@ -497,34 +497,3 @@ def seats_of(wanted: Wanted) -> list[Member]:
         local = wanted.nproc + index // wanted.nodes
         members.append(Member(len(members), machine=index % wanted.nodes, local=local))
     return members
-
-
-def difference(own: Hello, other: Hello) -> str | None:
-    """Why these two machines cannot train one model; None if they can."""
-    if not 0 < other.machine < own.nodes or other.nodes != own.nodes:
-        return f"--nodes is {other.nodes} with --node-rank {other.machine} there, and --nodes {own.nodes} here"
-    if other.nproc != own.nproc:
-        return f"--nproc is {other.nproc} there and {own.nproc} here"
-    for name, there, here in (
-        ("holdfast", other.holdfast, own.holdfast),
-        ("torch", other.torch, own.torch),
-    ):
-        if there != here:
-            return f"it has {name} {there}, the first machine has {here}"
-    if other.script != own.script:
-        return "its script or its seed is not that of the first machine"
-    return None
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Where other machines connect: at that address, or at all where this machine does not have it (NAT)."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        server = socket.create_server((host, port), family=family, backlog=_STRANGERS)
-    except OSError as error:
-        if error.errno == 98:  # the port is taken: another address would not help
-            raise
-        server = socket.create_server(("", port), backlog=_STRANGERS)
-    server.setblocking(False)
-    os.set_inheritable(server.fileno(), False)
-    return server

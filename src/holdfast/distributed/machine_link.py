@@ -220,6 +220,23 @@ def is_proof(given: str, token: str, side: str, own: str, other: str) -> bool:
     return hmac.compare_digest(given.encode(), proof(token, side, own, other).encode())
 
 
+def difference(own: Hello, other: Hello) -> str | None:
+    """Why these two machines cannot train one model; None if they can."""
+    if not 0 < other.machine < own.nodes or other.nodes != own.nodes:
+        return f"--nodes is {other.nodes} with --node-rank {other.machine} there, and --nodes {own.nodes} here"
+    if other.nproc != own.nproc:
+        return f"--nproc is {other.nproc} there and {own.nproc} here"
+    for name, there, here in (
+        ("holdfast", other.holdfast, own.holdfast),
+        ("torch", other.torch, own.torch),
+    ):
+        if there != here:
+            return f"it has {name} {there}, the first machine has {here}"
+    if other.script != own.script:
+        return "its script or its seed is not that of the first machine"
+    return None
+
+
 # -- the connection ------------------------------------------------------------------------------------------------
 
 

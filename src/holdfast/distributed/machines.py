@@ -24,7 +24,7 @@ from holdfast.console.order import Order, create
 from holdfast.distributed import interfaces
 from holdfast.distributed.agent import Agent
 from holdfast.distributed.job import Job
-from holdfast.distributed.leader import LeaderAgent, listen
+from holdfast.distributed.leader import LeaderAgent
 from holdfast.distributed.machine_agent import MachineAgent
 from holdfast.distributed.machine_link import Hello
 from holdfast.distributed.place import MACHINE
@@ -53,7 +53,7 @@ def agent_for(
     floor, patience = order.settings.watchdog.floor, wanted.patience
     if folder is not None:
         try:
-            server = listen(host, port)
+            server = interfaces.listen(host, port)
         except OSError as error:
             raise UserError(
                 f"cannot listen at {host}:{port}",
