@@ -10,11 +10,13 @@ and `full="1:4:2:backward"` runs out of memory between two of them, `full="1:4:1
 the rank `deaf` ignores SIGTERM, as some scripts do; the samples `bad="5 17"` cannot be read, and those of `deadly` end
 the process that reads them; `turn` does each step by hand in a transaction; the loss of the rank `half` is in bfloat16,
 as autocast gives it on a card; `look="1:17"` evaluates on the same data after each epoch, and rank 1 cannot read sample
-17 there.
+17 there; `lacks="1:8"` has rank 1 use an operator at step 8 that only the CPU has; `rounds` has updates on a device
+other than the CPU differ in the last bit, and each rank write to `seen` which weights it begins each step with.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -75,6 +77,8 @@ def train(
     turn: bool = False,
     look: str = "",
     half: int = -1,
+    lacks: str = "",
+    rounds: bool = False,
 ) -> None:
     torch.manual_seed(3)
     if session.rank == deaf and session.run.generation < 2:
@@ -96,6 +100,8 @@ def train(
         torch.distributed.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
+    if rounds and session.device != torch.device("cpu"):
+        optimizer.register_step_post_hook(lambda *_: _round_up(model))
     if die:
         _arm(session, *die.split(":"), Path(seen))
     tries = [0]
@@ -109,6 +115,8 @@ def train(
             def loss_of(part: Any) -> torch.Tensor:
                 if full and full[-1].isdigit():
                     _run_out(session, full, tries, len(part[0]))
+                if lacks == f"{session.rank}:{session._position.step + 1}" and session.device != torch.device("cpu"):
+                    raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
                 for _ in range(8 if work else 0):
                     matrix @ matrix
                 loss = nn.functional.cross_entropy(model(part[0].double() if double else part[0]), part[1])
@@ -118,6 +126,8 @@ def train(
                 _wait(session, Path(seen) / f"go-{session._position.step + 1}")
             if session.rank == fail:
                 raise ValueError("this rank does not like the data")
+            if rounds:
+                _note_weights(session, model, Path(seen))
             if turn:
 
                 def by_hand(values: Any = values, loss_of: Any = loss_of) -> None:
@@ -150,6 +160,18 @@ def _wait(session: holdfast.Session, until: Path) -> None:
     while not until.exists():
         session._board.beat()
         time.sleep(0.005)
+
+
+@torch.no_grad()
+def _round_up(model: nn.Module) -> None:
+    for each in model.parameters():
+        each.copy_(torch.nextafter(each, torch.full_like(each, torch.inf)))
+
+
+def _note_weights(session: holdfast.Session, model: nn.Module, seen: Path) -> None:
+    digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
+    with open(seen / f"weights-{session.rank}.txt", "a") as file:
+        file.write(f"{session._position.step} {digest}\n")
 
 
 def _run_out(session: holdfast.Session, full: str, tries: list[int], rows: int) -> None:

@@ -708,10 +708,16 @@ class Group:
             ground.tell(note)
         _take_parts_back(ground.modules() if self.wrapped.parts else ())
         self._from_first([buffer for module in ground.modules() for buffer in module.buffers()])
-        if self._mixed and (ground.cadence.agreed or not at.by_cadence):
+        if self._mixed and (stop or self._commits(ground, at)):
             self._even_out(ground)
         self._reseed(ground)
         return stop
+
+    def _commits(self, ground: Trained, at: CommitPoint) -> bool:
+        """Whether this boundary ends with a commit, from what is the same in all ranks."""
+        cadence, since = ground.cadence, ground.uncommitted
+        due = cadence.agreed if cadence.fixed is None else since.count >= cadence.fixed
+        return due or since.whole or not at.by_cadence
 
     def _even_out(self, ground: Trained) -> None:
         """Devices of different kinds round an update differently, and nothing would ever bring the ranks together
