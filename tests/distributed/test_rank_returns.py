@@ -146,7 +146,7 @@ def test_what_the_device_of_another_rank_cannot_do_does_not_end_a_rank_on_the_cp
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "how", [{"snapshot": "2"}, {"whole": True, "snapshot.lose": "1h"}], ids=["fixed", "transactions"]
+    "how", [{"snapshot": "2"}, {"turn": True, "snapshot.lose": "1h"}], ids=["fixed", "transactions"]
 )
 def test_ranks_on_devices_that_round_differently_commit_the_same_weights(tmp_path: Path, how: dict[str, Any]) -> None:
     """With a fixed cadence they were only evened out at the ends of epochs."""
@@ -155,7 +155,7 @@ def test_ranks_on_devices_that_round_differently_commit_the_same_weights(tmp_pat
     began = [dict(line.split() for line in (launch.seen / f"weights-{rank}.txt").open()) for rank in range(2)]
     steps = range(30)
     alike = {step for step in steps if began[0][str(step)] == began[1][str(step)]}
-    every = 1 if how.get("whole") else 2
+    every = 1 if how.get("turn") else 2
     committed = {step for step in steps if step % 5 % every == 0}  # an epoch has five steps, and ends with a commit
     assert alike == committed
 

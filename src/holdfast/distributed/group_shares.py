@@ -186,8 +186,9 @@ class GroupShares:
     def learn(self, said: bytes) -> None:
         for name, rows in json.loads(said).items() if said else ():
             table = self.of(name)
-            for row in rows if table is not None else ():
-                table.add(Change.from_json(row))  # in their order: of two at one place the last one holds
+            if table is not None:
+                for row in rows:  # in their order: of two at one place the last one holds
+                    table.add(Change.from_json(row))
 
     def said_at(self, ground: Trained) -> bytes:
         """Of rank 0: the change that all ranks make now, kept for ranks that go back behind it."""
