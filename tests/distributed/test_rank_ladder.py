@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,16 @@ class Ill(Launched):
     """A launch on pretended devices, one for each rank, with these ailments."""
 
     def __init__(
-        self, folder: Path, ranks: int, *listed: Ailment, env: dict[str, str] | None = None, **job: Any
+        self,
+        folder: Path,
+        ranks: int,
+        *listed: Ailment,
+        words: Sequence[str] = ("--device", "pretend"),
+        env: dict[str, str] | None = None,
+        **job: Any,
     ) -> None:
-        path = ailments.write(folder / "ailments" / "pretend.json", listed)
-        super().__init__(folder, ranks, "--device", "pretend", env={ailments.VARIABLE: str(path), **(env or {})}, **job)
+        self.ailments = ailments.write(folder / "ailments" / "pretend.json", listed)
+        super().__init__(folder, ranks, *words, env={ailments.VARIABLE: str(self.ailments), **(env or {})}, **job)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event.data for event in self.run.events() if event.kind == kind]
@@ -103,7 +109,7 @@ def test_wrong_numbers_of_one_rank_are_found_and_it_leaves_its_device(tmp_path: 
 def test_steps_since_the_last_agreement_are_undone_in_all_ranks(tmp_path: Path) -> None:
     """With an ordinary budget the comparison comes steps later. What was committed meanwhile is not believed."""
     ill = Ailment("wrong", step=2, times=None, device="pretend:1")
-    job = {"epochs": 2000, "sentinel.cost": 99, "pause": 0.02, "checkpoint.every": "1s"}
+    job = {"epochs": 2000, "sentinel.cost": 99, "pause": 0.02, "checkpoint.every": "1ms"}  # each commit is saved
     with Ill(tmp_path, 2, ill, snapshot="2", **job) as launch:
         launch.until(lambda: launch.job is not None and any(each.beat.step for each in launch.ranks()))
         launch.until(lambda: launch.has_said("rank 1 moved from pretend:1 to the CPU"))
@@ -117,7 +123,11 @@ def test_steps_since_the_last_agreement_are_undone_in_all_ranks(tmp_path: Path) 
     )
     kept = {int(path.name) for path in (launch.run.path / "checkpoints").glob("[0-9]*")}
     doubtful = {int(path.name) for path in (launch.run.path / "doubtful").glob("[0-9]*") if path.name.isdigit()}
-    assert all(undone["to_step"] < step <= undone["from_step"] for step in doubtful) and kept
+    events = list(launch.run.events())
+    before = events[: next(number for number, event in enumerate(events) if event.kind == "undone")]
+    saved = [int(event.data["step"]) for event in before if event.kind == "checkpoint"]
+    wrong = {step for step in saved if step > undone["to_step"]}  # all but the newest may have made room by then
+    assert doubtful <= wrong and max(wrong) in doubtful and kept, (saved, undone)
 
 
 @pytest.mark.all

@@ -440,6 +440,7 @@ def _agent(
             spares=wanted.spares,
             ladder=_ladder(wanted, job, folder, order),
             beside=bool(policy.beside),
+            may_shrink=wanted.least is not None and wanted.least < wanted.nproc,
         )
     run_id = "holdfast" if folder is None or wanted.nodes > 1 else folder.name
     host, port = interfaces.split(wanted.master, torchrun.PORT)
