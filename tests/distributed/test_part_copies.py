@@ -21,7 +21,7 @@ from holdfast.distributed import part_copies, rank_link
 from holdfast.distributed.job import Job
 from holdfast.distributed.part_copies import CopyReceiver, CopySender
 from holdfast.distributed.rank_link import Snapshots, Writer
-from holdfast.distributed.roster import Roster
+from holdfast.distributed.roster import Roster, far
 from holdfast.state.layout import META
 from holdfast.state.shards import SHARED_OUT
 from holdfast.state.slots import Arena, Slot
@@ -236,7 +236,7 @@ class _Waiting:
         self.snapshots = Snapshots(job, place, Settings.load({}))
         self.job = job
         self.board = Board.create()
-        self.place = SimpleNamespace(roster=Roster(1, {0: os.getpid(), 1: 0}, (0, 1), 2, (0, 1)), restarts=1)
+        self.place = SimpleNamespace(roster=Roster(1, {0: os.getpid(), 1: far(1, 4711)}, (0, 1), 2, (0, 1)), restarts=1)
         self.told: list[str] = []
         self.teller = SimpleNamespace(emit=lambda kind, text: self.told.append(text))
         self._stalled: Any = None
