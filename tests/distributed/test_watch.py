@@ -13,15 +13,12 @@ import pytest
 from holdfast.base import interpreter
 from holdfast.base.board import Beat, Board, Phase, PhaseTimes
 from holdfast.cli.main import main
-from holdfast.console.order import create, read_order
 from holdfast.distributed import job as jobs
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import Place
 from holdfast.distributed.rank_watch import Boards, Seen, hung
 from holdfast.distributed.torchrun import Wanted, command_for
-from holdfast.run.folder import list_runs
 from holdfast.run.settings import Settings
-from holdfast.run.states import RunState
 
 WATCHDOG = Settings.load({"watchdog.floor": "5s", "watchdog.factor": "4"}).watchdog
 
@@ -198,27 +195,3 @@ def test_bad_wishes(
     assert main(["launch", *words]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "runs").exists(), "nothing was begun"
-
-
-def test_continue_wants_the_arguments_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.py").write_text("def train(session, lr=0.1):\n    pass\n")
-    folder = create(read_order("x.py", ["lr=0.2", "run.folder=runs"]))
-    assert main(["launch", "--continue", "--nproc", "2", "x.py", "lr=0.3", "run.folder=runs"]) == 2
-    said = capsys.readouterr().err
-    assert f"{folder.name} was started with other arguments" in said and "it has lr=0.2 run.seed=0" in said
-    assert main(["launch", "--continue", "--nproc", "2", "x.py", "lr=0.2", "run.folder=runs", "--seed", "1"]) == 2
-    capsys.readouterr()
-    later = create(read_order("x.py", ["lr=0.4", "run.folder=runs"]))  # what a machine that lost the others has saved
-    (folder.path / "checkpoints" / "000007").mkdir()
-    (later.path / "checkpoints" / "000006").mkdir()
-    assert main(["launch", "--continue", "--nproc", "2", "x.py", "lr=0.4", "run.folder=runs"]) == 2
-    assert f"{folder.name} was started with other arguments" in capsys.readouterr().err, "it is furthest"
-    folder.update_info(state=RunState.FINISHED)
-    for node in ("0", "1"):  # every machine of a job that is started once more
-        words = ["--nodes", "2", "--node-rank", node, "--master", "a", "x.py", "run.folder=runs"]
-        assert main(["launch", "--continue", *words]) == 0
-        assert f"{folder.name} is finished" in capsys.readouterr().out
-    assert len(list_runs(tmp_path / "runs")) == 2

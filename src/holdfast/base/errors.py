@@ -2,6 +2,7 @@
 
     HoldfastError
     ├─ UserError        you can fix it: a path, a flag, a setting, a script       exit 2
+    │  └─ InUse         another process has the run      exit 2; 75 for `launch --continue`, which can be tried again
     ├─ ScriptFailed     your own code raised; its traceback is kept, no retry     exit 1
     ├─ GaveUp           the ladder has no rung left; the state is saved           exit 4
     ├─ Stopped          stopped on purpose, the state is saved                    exit 75, 130 or 143
@@ -81,6 +82,10 @@ class UserError(HoldfastError):
     exit_code = ExitCode.USAGE
 
 
+class InUse(UserError):
+    """Another process has the run. A command that a scheduler repeats sets the exit code 75."""
+
+
 class ScriptFailed(HoldfastError):
     """Your own code raised. Holdfast does not retry it; the traceback is yours, unchanged."""
 
@@ -106,7 +111,7 @@ class InternalError(HoldfastError):
 
 
 _BY_NAME: dict[str, type[HoldfastError]] = {
-    cls.__name__: cls for cls in (HoldfastError, UserError, ScriptFailed, GaveUp, Stopped, InternalError)
+    cls.__name__: cls for cls in (HoldfastError, UserError, InUse, ScriptFailed, GaveUp, Stopped, InternalError)
 }
 
 

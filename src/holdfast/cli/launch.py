@@ -19,13 +19,12 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from holdfast import __version__
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, UserError, from_json
 from holdfast.base.units import parse_duration
-from holdfast.cli import cloud, face_choice, faces, notify, track
+from holdfast.cli import begun_run, cloud, face_choice, faces, notify, track
 from holdfast.cli.run_settings import settings_of
 from holdfast.console.order import Order, add_device, add_words, create, read_order, root_of, threads_for
 from holdfast.console.output import Output, add_flags
@@ -40,10 +39,9 @@ from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_nursery import Forker
 from holdfast.distributed.share_keeper import Policy, begin_beside
 from holdfast.run.events import Event
-from holdfast.run.folder import RunFolder, find_run, list_runs
+from holdfast.run.folder import RunFolder, find_run
 from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
-from holdfast.state import checkpoint
 
 NOT_WATCHED = (
     "with --nodes, ranks stay on their devices: a device that fails is not left for another one, "
@@ -115,7 +113,7 @@ from the newest snapshot that all ranks have.
         "--continue",
         dest="again",
         action="store_true",
-        help="continue the run in run.folder that is furthest; start one if there is none, nothing if it is finished",
+        help="continue the run of this command in run.folder; start it if there is no run, nothing if it is finished",
     )
     ranks.add_argument(
         "--script", dest="moved", metavar="PATH", help="with --resume: the path of its script on this machine"
@@ -146,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     folder, order = _resumed(args, output) if args.resume else (None, _new(args))
     _check_parts(order.settings, wanted)
     if args.again:
-        folder = _begun(args, order, output)
+        folder = begun_run.take(order, output, first=wanted.node_rank == 0, ranks=wanted.nproc * wanted.nodes)
         if folder is not None and folder.info.get("state") == RunState.FINISHED:
             from holdfast.cli.resume import _tell_finished
 
@@ -156,10 +154,17 @@ def run(args: argparse.Namespace) -> int:
     elif folder is None:
         folder = create(order, ranks=wanted.nproc * wanted.nodes)
     if folder is not None:
-        folder.lock()
+        if not args.again:
+            folder.lock()
         if folder.without_locks:
             output.note(f"! {folder.without_locks}")
-        folder.update_info(pid=os.getpid(), state=RunState.STARTING, exit_code=None, ranks=wanted.nproc * wanted.nodes)
+        folder.update_info(
+            settings=order.settings.recorded(),  # run.json belongs to the process that has the lock
+            pid=os.getpid(),
+            state=RunState.STARTING,
+            exit_code=None,
+            ranks=wanted.nproc * wanted.nodes,
+        )
     return _conduct(folder, order, wanted, output)
 
 
@@ -307,43 +312,7 @@ def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order
     facts, argv, arguments = resume._script(folder, args.script_argv, args.moved, output, keep=first)
     folder = RunFolder(folder.path.absolute())
     resume._newest(folder, output)
-    if first:
-        folder.update_info(settings=settings.recorded())
     return folder, Order(facts, argv, arguments, settings, threads_for(settings.run.threads))
-
-
-def _begun(args: argparse.Namespace, order: Order, output: Output) -> RunFolder | None:
-    """The run in the folder that is furthest, for a command that may have been started before, here or elsewhere.
-
-    A machine that lost the others may have saved a run of its own beside the first one, so the newest need not be it.
-    All machines take script, arguments and settings from the command line, so these have to be those of the run.
-    """
-    from holdfast.cli import resume
-
-    runs = list_runs(Path(order.settings.run.folder))
-    if not runs:
-        return None
-    folder = RunFolder.open(max(runs, key=_progress).path)
-    if args.node_rank > 0 or folder.info.get("state") == RunState.FINISHED:
-        return folder
-    _, argv, arguments = resume._script(folder, order.argv, str(order.facts.path), output)
-    seed = folder.info.get("seed", 0)
-    if (argv, arguments, seed) != (order.argv, order.arguments, order.settings.run.seed):
-        before = " ".join([*(f"{key}={value}" for key, value in arguments.items()), f"run.seed={seed}", *argv])
-        raise UserError(
-            f"{folder.name} was started with other arguments",
-            cause=f"it has {before}",
-            hints=["give it the same arguments again", "to start another run, give it another run.folder"],
-        )
-    folder = RunFolder(folder.path.absolute())
-    resume._newest(folder, output)
-    folder.update_info(settings=order.settings.recorded())
-    return folder
-
-
-def _progress(run: RunFolder) -> tuple[bool, int, str]:
-    saved = [int(path.name) for path in checkpoint.candidates(run.path / "checkpoints")]
-    return run.info.get("state") == RunState.FINISHED, max(saved, default=-1), str(run.info.get("created", ""))
 
 
 def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, output: Output) -> int:

@@ -107,8 +107,10 @@ class Job:
         """The slots that earlier processes of this rank have left; all of one size belong together."""
         by_size: dict[int, list[Path]] = {}
         for path, status in in_folder(self.slots(rank), "slot-*"):
-            by_size.setdefault(status.st_size, []).append(path)
-        return [_open(paths) for _, paths in sorted(by_size.items())]
+            if status.st_size:  # else it is being made
+                by_size.setdefault(status.st_size, []).append(path)
+        opened = [_open(paths) for _, paths in sorted(by_size.items())]
+        return [arena for arena in opened if arena.slots]
 
     def seats(self) -> list[int]:
         """Those that have slots on this machine."""
@@ -116,7 +118,8 @@ class Job:
 
     def slot_names(self, rank: int) -> list[tuple[str, int]]:
         """Which files its slots are now."""
-        return [(path.name, status.st_ino) for path, status in in_folder(self.slots(rank), "slot-*")]
+        found = in_folder(self.slots(rank), "slot-*")
+        return [(path.name, status.st_ino) for path, status in found if status.st_size]
 
     def newest_generation(self, seats: Iterable[int]) -> int:
         """The number of the group that has committed last, by the slots of these ranks; -1 if none has."""
@@ -219,7 +222,10 @@ def _lives(known: dict[str, Any]) -> bool:
 
 def _open(paths: list[Path]) -> Arena:
     slots = []
-    for index, path in enumerate(paths):
-        fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-        slots.append(Slot(index, mmap.mmap(fd, os.fstat(fd).st_size), fd, path))
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+        except FileNotFoundError:
+            continue  # copies of a connection before the present one go as new ones come (part_copies.py)
+        slots.append(Slot(len(slots), mmap.mmap(fd, os.fstat(fd).st_size), fd, path))
     return Arena(slots, "file")

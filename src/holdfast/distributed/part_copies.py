@@ -20,8 +20,10 @@ import json
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.distributed.job import Job
 from holdfast.distributed.machine_link import Challenge, Welcome, is_proof, proof
@@ -33,6 +35,14 @@ _LOOK = 0.05
 """Seconds between two looks for new snapshots."""
 _KEPT = 4
 """Copies of a seat: machines may be a few commits apart."""
+_PIECE = 16 << 20
+"""Bytes that are sent at once: after each piece the sender looks whether the rank has overwritten the snapshot."""
+_MORE, _WHOLE, _TORN = b"+", b".", b"-"
+"""Before each piece; after the last; in place of the next one, if the snapshot was overwritten meanwhile."""
+_AGAIN = 10.0
+"""Seconds until a receiver that had no room tries to make some again: trying takes memory for a moment."""
+NOT_KEPT = "not-kept"
+"""A note in the job's folder: why copies are not kept."""
 _LINE = 4096
 _MOST = 1 << 40
 
@@ -56,6 +66,7 @@ class PartCopy(Message):
     step: int
     generation: int
     size: int
+    piece: int
     resumable: bool = True
 
 
@@ -78,6 +89,8 @@ class CopySender:
         self._sock: socket.socket | None = None
         self._open: dict[int, tuple[list[tuple[str, int]], list[Arena]]] = {}
         self._sent: dict[int, list[tuple[int, int]]] = {}
+        self._hurried: set[int] = set()
+        """Seats whose rank has overwritten a part before it was sent: their parts are copied first."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="holdfast-part-copies", daemon=True)
         self._thread.start()
@@ -102,43 +115,88 @@ class CopySender:
             for slot in arena.slots:
                 commit = slot.read(savepoints=True)
                 if commit is not None and (commit.generation, commit.sequence) not in self._sent.get(seat, ()):
-                    found.append((commit, slot))
-        for commit, slot in sorted(found, key=lambda pair: pair[0].sequence):
-            self._send(seat, commit, slot)
+                    found.append((commit, slot, arena))
+        for commit, slot, arena in sorted(found, key=lambda each: each[0].sequence):
+            self._send(seat, commit, slot, arena)
 
     def _arenas(self, seat: int) -> list[Arena]:
         names = self._job.slot_names(seat)
         known = self._open.get(seat)
         if known is None or known[0] != names:
+            for arena in () if known is None else known[1]:
+                for slot in arena.slots:
+                    slot.close()
             known = self._open[seat] = names, self._job.arenas(seat)
         return known[1]
 
-    def _send(self, seat: int, commit: Commit, slot: Slot) -> None:
-        slot.lease()
-        try:
-            payload = bytes(slot.payload(commit.size))
-            if slot.read(savepoints=True) != commit:
-                return  # it was overwritten meanwhile
-        finally:
-            slot.release()
-        if int(parts_of(payload).get("count", 1)) > 1:
-            sock = self._sock or self._connect()
-            if sock is None:
-                return
-            if self._sock is None and self._receive:
-                CopyReceiver(self._job, sock)
-            self._sock = sock
-            head = PartCopy(seat, commit.sequence, commit.step, commit.generation, commit.size, commit.resumable)
+    def _send(self, seat: int, commit: Commit, slot: Slot, arena: Arena) -> None:
+        """A snapshot that is a part. The bytes go out from the slot itself, so that no other thread has to wait."""
+        is_part = int(parts_of(slot.payload(commit.size)).get("count", 1)) > 1  # reads the header alone
+        if slot.read(savepoints=True) != commit:
+            return  # it was overwritten meanwhile
+        if is_part:
+            sock = self._connected()
+            copied = seat in self._hurried
+            # A rank that finds no free slot waits for leased ones. It needs the newest slot and one to write to.
+            leased = copied or sum(not each.leased and not each.held for each in arena.slots if each is not slot) > 1
+            if leased:
+                slot.lease()
             try:
-                sock.sendall(json.dumps(head.to_json()).encode() + b"\n")
-                sock.sendall(payload)
+                payload = _copy(slot, commit) if copied else slot.payload(commit.size)
+                if copied:
+                    slot.release()
+                    leased = False
+                if payload is not None and not self._send_part(sock, seat, commit, None if copied else slot, payload):
+                    self._hurried.add(seat)
+                    return
             except OSError:
                 self._sock = None
                 self._sent.clear()  # whoever connects next may have nothing
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+                sock.close()
                 raise
+            finally:
+                if leased:
+                    slot.release()
         sent = self._sent.setdefault(seat, [])
         sent.append((commit.generation, commit.sequence))
         del sent[:-64]
+
+    def _connected(self) -> socket.socket:
+        """ConnectionError if there is no connection: the slots are looked at again later."""
+        if self._sock is None:
+            sock = self._connect()
+            if sock is None:
+                raise ConnectionError("there is no connection for copies")
+            self._sock = sock
+            if self._receive:
+                CopyReceiver(self._job, sock)
+        return self._sock
+
+    def _send_part(
+        self, sock: socket.socket, seat: int, commit: Commit, slot: Slot | None, payload: memoryview
+    ) -> bool:
+        """False if the rank has overwritten it before all of it was sent; the other side then forgets it."""
+        head = PartCopy(seat, commit.sequence, commit.step, commit.generation, commit.size, _PIECE, commit.resumable)
+        sock.sendall(json.dumps(head.to_json()).encode() + b"\n")
+        for at in range(0, commit.size, _PIECE):
+            if slot is not None and slot.read(savepoints=True) != commit:
+                break
+            sock.sendall(_MORE)
+            sock.sendall(payload[at : at + _PIECE])
+        whole = slot is None or slot.read(savepoints=True) == commit
+        sock.sendall(_WHOLE if whole else _TORN)
+        return whole
+
+
+def _copy(slot: Slot, commit: Commit) -> memoryview | None:
+    """The bytes of a snapshot, copied piece by piece: other threads run in between. None if it was overwritten."""
+    source, made = slot.payload(commit.size), memoryview(bytearray(commit.size))
+    for at in range(0, commit.size, _PIECE):
+        made[at : at + _PIECE] = source[at : at + _PIECE]
+        time.sleep(0)
+    return made if slot.read(savepoints=True) == commit else None
 
 
 def open_copies(
@@ -184,36 +242,107 @@ class CopyReceiver:
         self._job = job
         self._sock = sock
         self._arenas: dict[int, Arena] = {}
+        self._old: dict[int, list[Path]] = {}
+        """Files of an arena before: one of them goes for each copy that is whole in the new one."""
+        self._full_until = 0.0
         threading.Thread(target=self._serve, name="holdfast-part-copies-kept", daemon=True).start()
 
     def _serve(self) -> None:
-        with contextlib.suppress(OSError, ValueError, ConnectionError):
-            while True:
-                head = _line(self._sock)
-                if not isinstance(head, PartCopy) or not 0 < head.size < _MOST:
-                    return
-                self._keep(head)
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                while True:
+                    head = _line(self._sock)
+                    if not isinstance(head, PartCopy) or not 0 < head.size < _MOST or head.piece < 1:
+                        return
+                    self._keep(head)
+        finally:
+            # The other side would wait for ever to send to a connection that nobody reads.
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.close()
+            for arena in self._arenas.values():
+                for slot in arena.slots:
+                    slot.close()  # the files stay: they are what the copies are for
 
     def _keep(self, head: PartCopy) -> None:
-        arena = self._arenas.get(head.seat)
-        if arena is None or arena.capacity < head.size:
-            if arena is None:
-                self._job.drop_slots(head.seat)  # of a connection before this one
-            arena = Arena.create(head.size, slots=_KEPT, folder=self._job.slots(head.seat), named=True)
-            self._arenas[head.seat] = arena
+        arena = self._arena(head)
+        if arena is None:
+            self._receive(head, memoryview(bytearray(min(head.piece, head.size))), None)
+            return
         slot = min(arena.slots, key=lambda each: each.age)
         slot.begin(head.sequence)
-        view = slot.payload(head.size)
-        at = 0
-        while at < head.size:
-            count = self._sock.recv_into(view[at:])
-            if not count:
-                raise ConnectionError("it ended in the middle of a copy")
-            at += count
-        slot.commit(
-            sequence=head.sequence,
-            step=head.step,
-            generation=head.generation,
-            size=head.size,
-            resumable=head.resumable,
-        )
+        whole = False
+        try:
+            whole = self._receive(head, slot.payload(head.size), slot)
+        finally:
+            if not whole:
+                slot.begin(0)  # the first to be written to again
+        if whole:
+            slot.commit(
+                sequence=head.sequence,
+                step=head.step,
+                generation=head.generation,
+                size=head.size,
+                resumable=head.resumable,
+            )
+            old = self._old.get(head.seat)
+            if old:
+                old.pop(0).unlink(missing_ok=True)
+
+    def _receive(self, head: PartCopy, view: memoryview, slot: Slot | None) -> bool:
+        """Whether all of it came; with no slot to keep it in, every piece is written over the one before."""
+        for at in range(0, head.size, head.piece):
+            if self._mark() != _MORE:
+                return False
+            begin = at if slot is not None else 0
+            stop = begin + min(head.piece, head.size - at)
+            while begin < stop:
+                count = self._sock.recv_into(view[begin:stop])
+                if not count:
+                    raise ConnectionError("it ended in the middle of a copy")
+                begin += count
+                if slot is not None:
+                    slot.still_written()
+        return self._mark() == _WHOLE
+
+    def _mark(self) -> bytes:
+        mark = self._sock.recv(1)
+        if not mark:
+            raise ConnectionError("it ended in the middle of a copy")
+        return mark
+
+    def _arena(self, head: PartCopy) -> Arena | None:
+        """Slots for the copies of this seat; None while there is no room for them.
+
+        What an earlier connection has left stays until new copies take its place: it may be all that is left of
+        a machine that is lost next.
+        """
+        arena = self._arenas.get(head.seat)
+        if arena is not None and arena.capacity >= head.size and all(path.exists() for path in arena.paths):
+            return arena
+        if time.monotonic() < self._full_until:
+            return None
+        before = [slot for each in self._job.arenas(head.seat) for slot in each.slots]
+        try:
+            arena = Arena.create(head.size, slots=_KEPT, folder=self._job.slots(head.seat), named=True)
+        except OSError as error:
+            arena = Arena([slot for slot in before if slot.capacity == head.size], "file")
+            if not arena.slots:
+                self._full_until = time.monotonic() + _AGAIN
+                with contextlib.suppress(OSError):  # this may be full as well
+                    self._job.note(NOT_KEPT, {"why": str(error.strerror or error).lower()})
+                return None
+        else:
+            before.sort(key=lambda slot: slot.age)
+            old = self._old[head.seat] = []
+            for slot in before:
+                if slot.path is not None and slot.read(savepoints=True) is not None:
+                    old.append(slot.path)
+                elif slot.path is not None:  # nothing in it, or half of a copy
+                    slot.path.unlink(missing_ok=True)
+        for slot in before:
+            if slot not in arena.slots:
+                slot.close()
+        self._job.forget(NOT_KEPT)
+        self._arenas[head.seat] = arena
+        return arena

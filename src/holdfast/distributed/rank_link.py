@@ -20,10 +20,14 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Board, Phase
+from holdfast.base.errors import GaveUp
 from holdfast.base.files import open_regular, read_json
+from holdfast.base.human import duration
 from holdfast.distributed import rank_devices, rank_ladder, rank_mail, rank_undo, roster
 from holdfast.distributed.group import PIECES, Group, PeerLost
 from holdfast.distributed.job import GONE, Job
+from holdfast.distributed.machine_link import LONGEST, TIMES
+from holdfast.distributed.part_copies import NOT_KEPT
 from holdfast.distributed.place import MACHINE, Place
 from holdfast.distributed.torchrun import AGENT_LOG
 from holdfast.faults.classification import Fault, Kind
@@ -169,6 +173,11 @@ class Snapshots:
                 if slot is not None and commit is not None:
                     yield slot, commit, slot.payload(commit.size)
 
+    def pulses(self) -> tuple[Any, ...]:
+        """Another value whenever something was written to the slots of another rank, its own or copies."""
+        others = (seat for seat in self.job.seats() if seat != self.seat)
+        return tuple((seat, *(slot.pulse for arena in self._of(seat) for slot in arena.slots)) for seat in others)
+
     def _of(self, seat: int) -> list[Arena]:
         """The slots of another rank, opened once."""
         names = self.job.slot_names(seat)
@@ -281,6 +290,9 @@ class Writer(LocalLink):
         self._recovering: float | None = None
         self._counted = board.read().attempts
         """Attempts on this process's board that are in the accounts, or that the rank before it has counted."""
+        self._stalled: tuple[Any, ...] | None = None
+        """What the slots of the others showed when a wait for copies of their parts ended in vain."""
+        self._longest_wait = 0.0
         self._predecessor = job.noted(_WRITER)
         self._sign()
         if place.restarts > int(place.stays):  # the first roster of ranks that stay has the number 1
@@ -388,6 +400,14 @@ class Writer(LocalLink):
         newest = self.memory.newest()
         payload = None if newest is None else self._payload()
         if newest is not None and (payload is None or self._step_of(payload) != newest.step):
+            if self._stalled is not None:
+                self.save()
+                raise GaveUp(
+                    "training is over, but its result could not be saved",
+                    cause="parts of the state are on other machines, and are not copied to this one",
+                    saved=str(self.saved.path) if self.saved else None,
+                    hints=[f"free memory in {self.job.path.parent}, then continue with `--resume {self.run.name}`"],
+                )
             raise PeerLost("a rank was lost before its part of the last snapshot was there")
         return super().finish()
 
@@ -409,12 +429,31 @@ class Writer(LocalLink):
         if payload is None or int(parts_of(payload).get("count", 1)) == 1:
             return payload
         self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank
+        began = changed = time.monotonic()
+        seen = self.snapshots.pulses()
+        # After one wait in vain there is no other until something comes.
+        patience = 0.0 if seen == self._stalled else max(LONGEST, TIMES * self._longest_wait)
         while True:
             gone = self.place.roster is None or any(not processes.exists(pid) for pid in self.place.roster.here)
             gone = gone or roster.is_left(self.job, self.place.restarts)  # those of other machines
             whole = self.snapshots.all_parts(sequence)
+            now = time.monotonic()
             if whole is not None or gone:
+                self._longest_wait = max(self._longest_wait, now - began) if whole is not None else self._longest_wait
+                self._stalled = None
                 return whole
+            pulses = self.snapshots.pulses()
+            if pulses != seen:
+                seen, changed, patience = pulses, now, max(patience, LONGEST)
+            elif self.place.roster is not None and self.place.roster.spans and now - changed > patience:
+                if self._stalled is None:
+                    why = self.job.noted(NOT_KEPT).get("why") or f"nothing came for {duration(now - changed)}"
+                    text = (
+                        f"parts of the state on other machines do not come to this one ({why}): an older one is saved"
+                    )
+                    self.teller.emit("note", text=text)
+                self._stalled = seen
+                return None
             time.sleep(_AWAIT_PARTS)
 
     def committed(self, step: int) -> None:

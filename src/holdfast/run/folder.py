@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base import locks, planted
-from holdfast.base.errors import UserError
+from holdfast.base.errors import InUse, UserError
 from holdfast.base.files import number as number
 from holdfast.base.files import open_regular
 from holdfast.base.files import read_json as read_json
@@ -134,7 +134,7 @@ class RunFolder:
         self._lock = lock
         self._known = self.info or self._known
 
-    def _in_use_by(self, lock: locks.Lock) -> UserError:
+    def _in_use_by(self, lock: locks.Lock) -> InUse:
         """Who has the run; where claims stand in for locks, one may be of a machine that we cannot ask."""
         holder = locks.holder(lock.path)
         hints = [f"watch it with `holdfast status {self.name}`", f"stop it with `holdfast stop {self.name}`"]
@@ -142,7 +142,7 @@ class RunFolder:
             if locks.lives(said) is None:
                 hints = [f"if no process on another machine uses the run, delete {lock.path.with_name(name)}"]
         cause = f"it is held by {holder}" if holder else "another process holds its lock"
-        return UserError(f"{self.name} is in use", cause=cause, hints=hints)
+        return InUse(f"{self.name} is in use", cause=cause, hints=hints)
 
     def share_lock(self) -> None:
         """Whoever started this process holds the lock for it; what the disk does not take waits here as well."""

@@ -110,6 +110,15 @@ class Slot:
         self.words[_Word.MAGIC] = _MAGIC
         fence()
 
+    def still_written(self) -> None:
+        """Who writes to it is at work: for readers that wait for it."""
+        self.words[_Word.TIME] = time.monotonic_ns()
+
+    @property
+    def pulse(self) -> tuple[int, int]:
+        """Another value whenever a snapshot was begun, written on or committed here."""
+        return int(self.words[_Word.SEQUENCE]), int(self.words[_Word.TIME])
+
     def commit(self, *, sequence: int, step: int, generation: int, size: int, resumable: bool = True) -> None:
         """Make the slot whole. The sequence is stored last: it is what readers trust."""
         words = self.words
