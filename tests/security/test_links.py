@@ -9,7 +9,6 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,7 +82,7 @@ def _prune(run: Path) -> None:
 
 
 def _set_aside(run: Path) -> None:
-    undo._set_aside(SimpleNamespace(run_folder=RunFolder(run)), 0, best=True)  # type: ignore[arg-type]
+    undo.set_aside(run, 0, best=True)
 
 
 def _evidence(run: Path) -> None:
