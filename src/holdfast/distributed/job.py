@@ -221,7 +221,7 @@ def _lives(known: dict[str, Any]) -> bool:
 
 
 def _open(paths: list[Path]) -> Arena:
-    slots = []
+    slots: list[Slot] = []
     for path in paths:
         try:
             fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
