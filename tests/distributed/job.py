@@ -1,17 +1,22 @@
 """A small job with everything that may differ between ranks: dropout, running means, a scheduler, random augmentation.
 
 `plain` leaves out what is not the same in one process and in several; `die="1:4:backward"` kills rank 1 at step 4 in
-that phase, once; `full="1:4:2"` has rank 1 run out of memory twice at step 4; `seen` is a folder where each rank writes
-which samples it was given; `once` does what a process can do only once; `ddp` wraps the model as scripts under torchrun
-do, with several exchanges in each backward, and `full="1:4:2:backward"` runs out of memory between two of them,
-`full="1:4:1:optimizer"` after all of them; `wait="10 25"` waits before those steps until `seen` has a file go-10, then
-go-25; `double` computes in float64; `lag="1:0.03"` has rank 1 read each sample so many seconds longer; each forward
-multiplies matrices of the size `work`; the rank `deaf` ignores SIGTERM, as some scripts do; the samples `bad="5 17"`
-cannot be read, and those of `deadly` end the process that reads them.
+that phase, once; `full="1:4:2"` has rank 1 run out of memory twice at step 4, `full="1:0:1"` in the first step that it
+takes with another rank; `seen` is a folder where each rank writes which samples it was given; `once` does what a
+process can do only once; `ddp` wraps the model as scripts under torchrun do, with several exchanges in each backward,
+and `full="1:4:2:backward"` runs out of memory between two of them, `full="1:4:1:optimizer"` after all of them;
+`wait="10 25"` waits before those steps until `seen` has a file go-10, then go-25; `double` computes in float64;
+`lag="1:0.03"` has rank 1 read each sample so many seconds longer; each forward multiplies matrices of the size `work`;
+the rank `deaf` ignores SIGTERM, as some scripts do; the samples `bad="5 17"` cannot be read, and those of `deadly` end
+the process that reads them; `turn` does each step by hand in a transaction; the loss of the rank `half` is in bfloat16,
+as autocast gives it on a card; `look="1:17"` evaluates on the same data after each epoch, and rank 1 cannot read sample
+17 there; `lacks="1:8"` has rank 1 use an operator at step 8 that only the CPU has; `rounds` has updates on a device
+other than the CPU differ in the last bit, and each rank write to `seen` which weights it begins each step with.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -69,6 +74,11 @@ def train(
     deaf: int = -1,
     bad: str = "",
     deadly: str = "",
+    turn: bool = False,
+    look: str = "",
+    half: int = -1,
+    lacks: str = "",
+    rounds: bool = False,
 ) -> None:
     torch.manual_seed(3)
     if session.rank == deaf and session.run.generation < 2:
@@ -84,11 +94,14 @@ def train(
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
     held_up = {int(rank): float(seconds) for rank, _, seconds in (each.partition(":") for each in lag.split())}
     matrix = torch.ones(work, work)
-    data = holdfast.Loader(Numbers(length, held_up.get(session.rank, 0.0), bad, deadly), batch_size=batch, shuffle=True)
+    numbers = Numbers(length, held_up.get(session.rank, 0.0), bad, deadly)
+    data = holdfast.Loader(numbers, batch_size=batch, shuffle=True, allow_missing=bool(look))
     if ddp:
         torch.distributed.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
+    if rounds and session.device != torch.device("cpu"):
+        optimizer.register_step_post_hook(lambda *_: _round_up(model))
     if die:
         _arm(session, *die.split(":"), Path(seen))
     tries = [0]
@@ -102,15 +115,29 @@ def train(
             def loss_of(part: Any) -> torch.Tensor:
                 if full and full[-1].isdigit():
                     _run_out(session, full, tries, len(part[0]))
+                if lacks == f"{session.rank}:{session._position.step + 1}" and session.device != torch.device("cpu"):
+                    raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
                 for _ in range(8 if work else 0):
                     matrix @ matrix
-                return nn.functional.cross_entropy(model(part[0].double() if double else part[0]), part[1])
+                loss = nn.functional.cross_entropy(model(part[0].double() if double else part[0]), part[1])
+                return loss.bfloat16() if session.rank == half else loss
 
             if str(session._position.step + 1) in wait.split():
                 _wait(session, Path(seen) / f"go-{session._position.step + 1}")
             if session.rank == fail:
                 raise ValueError("this rank does not like the data")
-            session.step(loss_of, values)
+            if rounds:
+                _note_weights(session, model, Path(seen))
+            if turn:
+
+                def by_hand(values: Any = values, loss_of: Any = loss_of) -> None:
+                    optimizer.zero_grad()
+                    loss_of(values).backward()
+                    optimizer.step()
+
+                session.transaction(by_hand)
+            else:
+                session.step(loss_of, values)
             scheduler.step()
             if session.rank == 1 and session._position.step == stop:
                 session._board.request_stop()
@@ -119,6 +146,11 @@ def train(
                 with open(Path(seen) / name, "a") as file:
                     file.write(f"{epoch} {session._position.step} {' '.join(map(str, values[2].tolist()))}\n")
             time.sleep(pause)
+        if look:
+            rank, _, sample = look.partition(":")
+            numbers.bad = {int(sample)} if session.rank == int(rank) else set()
+            assert sum(len(part[2]) for part in data) == length - len(numbers.bad) == length - len(data.missing)
+            numbers.bad = set()
         session.log(valid_loss=float(epoch))  # the first epoch is the best
     if ddp:
         torch.distributed.destroy_process_group()
@@ -130,9 +162,22 @@ def _wait(session: holdfast.Session, until: Path) -> None:
         time.sleep(0.005)
 
 
+@torch.no_grad()
+def _round_up(model: nn.Module) -> None:
+    for each in model.parameters():
+        each.copy_(torch.nextafter(each, torch.full_like(each, torch.inf)))
+
+
+def _note_weights(session: holdfast.Session, model: nn.Module, seen: Path) -> None:
+    digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
+    with open(seen / f"weights-{session.rank}.txt", "a") as file:
+        file.write(f"{session._position.step} {digest}\n")
+
+
 def _run_out(session: holdfast.Session, full: str, tries: list[int], rows: int) -> None:
     rank, step, times = (int(word) for word in full.split(":")[:3])
-    if session.rank == rank and session._position.step + 1 == step and tries[0] < times:
+    there = session._position.step + 1 == step if step else session.ranks > 1
+    if session.rank == rank and there and tries[0] < times:
         tries[0] += 1
         raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 20.00 MiB ({rows} rows)")
 

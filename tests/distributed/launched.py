@@ -51,7 +51,7 @@ class Launched:
     ) -> None:
         self.folder = folder
         self.seen = folder / "seen"
-        self.seen.mkdir()
+        self.seen.mkdir(exist_ok=True)
         self.away = {seat: folder / f"away-{seat}" for seat in range(ranks)}
         given = {**JOB, **job, "wait": wait, "seen": self.seen, "run.folder": folder, "run.threads": 1}
         given["snapshot.every"] = snapshot

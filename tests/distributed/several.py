@@ -67,19 +67,31 @@ class Several:
         for number in range(nodes if start else 0):
             self.start(number)
 
-    def start(self, number: int, *words: str, path: Path | str | None = None, **env: str) -> None:
-        """`holdfast launch` on this machine, with a run folder of its own."""
+    def start(
+        self,
+        number: int,
+        *words: str,
+        path: Path | str | None = None,
+        changes: dict[str, Any] | None = None,
+        resume: str | None = None,
+        **env: str,
+    ) -> None:
+        """`holdfast launch` on this machine, with a run folder of its own.
+
+        `changes`: arguments and settings that are others here. `resume`: the run to go on with, instead of the script.
+        """
         home = self.home(number)
         home.mkdir(exist_ok=True)
-        given = {**self._given, "run.folder": home}
+        given = {**self._given, "run.folder": home, **(changes or {})}
         command = [sys.executable, "-m", "holdfast", "launch", "--nproc", str(self.nproc), "--nodes", str(self.nodes)]
         command += ["--node-rank", str(number), "--master", self.machines.address(0), *self._words, *words]
-        script_path = str(path or self.path)
+        asked = [str(path or self.path), *(f"{key}={value}" for key, value in given.items())]
+        asked = asked if resume is None else ["--resume", resume, "--folder", str(home)]
         where = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
         with open(home / "stderr.txt", "ab") as errors, open(home / "stdout.txt", "wb") as prints:
             self.processes[number] = self.machines.popen(
                 number,
-                [*command, script_path, *(f"{key}={value}" for key, value in given.items()), "--json"],
+                [*command, *asked, "--json"],
                 stdin=subprocess.DEVNULL,
                 stdout=prints,
                 stderr=errors,

@@ -4,8 +4,8 @@
 step 4; `mesh=2` makes two replicas of the model, each shared out over the other ranks (HSDP); `clip` limits the
 gradients; `look` evaluates after each epoch, which leaves parameters whole; `stop=3` asks for a stop after that step;
 `whole` leaves the model as it is; `tied` has one weight in two layers; `accumulate` cuts batches; `seen` is a folder
-for notes. With `back=9` the device of a rank that was killed is away until step 9: the file `away` in that folder
-says so; `pause` makes a step longer.
+for notes; `turn` does nothing in a transaction before each step. With `back=9` the device of a rank that was killed is
+away until step 9: the file `away` in that folder says so; `pause` makes a step longer.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def train(
     back: int = -1,
     pause: float = 0.0,
     seen: str = "",
+    turn: bool = False,
 ) -> None:
     torch.manual_seed(3)
     # 17 and 5 rows do not divide evenly, and the last layer has one row: some ranks hold nothing of it.
@@ -72,6 +73,8 @@ def train(
     session._phase_hooks.append(fault.on_phase)
     for _ in session.epochs(epochs):
         for samples in session.batches(data):
+            if turn:
+                session.transaction(lambda: None)
             session.step(
                 lambda b: fault.forward(nn.functional.mse_loss(model(b[0]).mean(1, keepdim=True), b[1])),
                 samples,

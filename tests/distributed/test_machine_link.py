@@ -149,3 +149,9 @@ def test_machines_that_differ() -> None:
     assert difference(hello(machine=0), hello()) is None
     assert difference(hello(machine=0), hello(torch="2.7")) == "it has torch 2.7, the first machine has 2.6"
     assert "--nodes is 3" in (difference(hello(machine=0), hello(nodes=3)) or "")
+    ours = {"order": "a", "parts": {"lr": "1", "epochs": "2"}}
+    assert difference(hello(machine=0, **ours), hello(**ours)) is None
+    other = hello(order="b", parts={"lr": "3", "epochs": "2", "run.shares": "4"})
+    assert difference(hello(machine=0, **ours), other) == "its lr, run.shares are not those of the first machine"
+    unnamed = hello(**{**ours, "order": "b"})
+    assert "its arguments or settings" in (difference(hello(machine=0, **ours), unnamed) or "")

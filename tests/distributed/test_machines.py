@@ -304,7 +304,7 @@ def test_the_memory_for_snapshots_becomes_full_on_one_machine(tmp_path: Path) ->
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("what", ["version", "script", "token", "nproc"])
+@pytest.mark.parametrize("what", ["version", "script", "argument", "setting", "nproc"])
 def test_machines_that_do_not_fit(tmp_path: Path, what: str) -> None:
     with (
         Machines(2, share=[tmp_path]) as machines,
@@ -320,20 +320,54 @@ def test_machines_that_do_not_fit(tmp_path: Path, what: str) -> None:
             launch.start(1, PYTHONPATH=os.pathsep.join([str(fake.parent), str(ROOT / "src"), str(ROOT)]))
         elif what == "script":
             launch.start(1, path=other)
-        elif what == "token":
-            launch.start(1, HOLDFAST_TOKEN="b")
+        elif what == "argument":
+            launch.start(1, changes={"epochs": 5})
+        elif what == "setting":
+            launch.start(1, changes={"run.seed": 1, "checkpoint.every": "5s", "run.threads": 2})
         else:
             launch.start(1, "--nproc", "2")
         ended = [launch.end(number) for number in range(2)]
         assert [launch.processes[number].returncode for number in range(2)] == [2, 2], ended
         says = {
             "version": "it has torch 0.9, the first machine has ",
-            "script": "its script or its seed is not that of the first machine",
-            "token": "the tokens differ",
+            "script": "its script is not that of the first machine",
+            "argument": "its epochs is not that of the first machine",
+            "setting": "its checkpoint.every, run.seed are not those of the first machine",
             "nproc": "--nproc is 2 there and 1 here",
         }[what]
         assert f"machine 1 (m1) cannot join: {says}" in ended[0]["error"]["message"]
         assert f"this machine cannot join: {says}" in ended[1]["error"]["message"]
+
+
+@pytest.mark.all
+def test_a_machine_with_another_token_is_turned_away_and_the_right_one_is_waited_for(tmp_path: Path) -> None:
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        Several(machines, tmp_path, 2, start=False, env={"HOLDFAST_TOKEN": "a"}) as launch,
+    ):
+        launch.start(0)
+        launch.start(1, HOLDFAST_TOKEN="b")
+        ended = launch.end(1)
+        assert launch.processes[1].returncode == 2, ended
+        assert "this machine cannot join: the tokens differ" in ended["error"]["message"]
+        launch.start(1)
+        _whole(launch, tmp_path)
+        assert f"a machine at {machines.address(1)} cannot join: the tokens differ" in launch.notes()
+
+
+@pytest.mark.all
+def test_a_run_is_resumed_on_the_first_machine(tmp_path: Path) -> None:
+    """The others give the script and its arguments as before."""
+    with Machines(2, share=[tmp_path]) as machines, Several(machines, tmp_path, 2, wait="8", snapshot="1") as launch:
+        launch.until(lambda: launch.waits_for(8, 2))
+        launch.processes[0].terminate()
+        launch.go(8)
+        for number in (0, 1):
+            launch.end(number)
+        assert [launch.processes[number].returncode for number in (0, 1)] == [75, 75]
+        launch.start(0, resume=launch.run.name)
+        launch.start(1)
+        _whole(launch, tmp_path)
 
 
 @pytest.mark.long

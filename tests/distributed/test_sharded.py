@@ -153,6 +153,32 @@ def test_a_rank_with_a_part_goes_away_and_comes_back(found: Found, tmp_path: Pat
         assert float((values.flatten() - torch.tensor(alone[name], dtype=values.dtype)).abs().max()) < 1e-6
 
 
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"full": "1:4:100", "batch": 4}, "rank 1 ran out of memory, and its batch cannot be split further"),
+        ({"turn": True}, "session.transaction with FSDP2 needs equal parts of each batch"),
+    ],
+)
+def test_what_does_not_go_with_unequal_parts_ends_at_once(tmp_path: Path, words: dict[str, Any], told: str) -> None:
+    """Rank 1 has one sample of four: its pieces cannot be smaller. FSDP2 averages as if parts were equal."""
+    given = {**words, "seen": tmp_path, "run.folder": tmp_path, "run.threads": 1}
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "holdfast", "launch", "--nproc", "2", "--shares", "3:1", str(SHARDED), "--json"]
+    done = subprocess.run(
+        [*command, "-q", *(f"{key}={value}" for key, value in given.items())],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        timeout=500,
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode != 0 and told in done.stdout
+    assert len(list(tmp_path.glob("full-*"))) == ("full" in words), "one try, then the sentence"
+
+
 # Bytes ------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from holdfast.base import processes
 from holdfast.cli.run_facts import Look
 from holdfast.cli.runs import page
 from holdfast.data.loader import Loader
-from holdfast.data.shares import Change, Parts, Shares, cut
+from holdfast.data.shares import Change, Parts, Shares, cut, in_place_of
 from holdfast.distributed.job import Job
 from holdfast.distributed.share_keeper import Policy, ShareKeeper, begin_beside, left_out
 from holdfast.distributed.share_rule import WINDOWS, Measured, better, is_faster, middle
@@ -52,6 +52,58 @@ def test_parts_are_a_function_of_the_place() -> None:
     more = Shares((0, 1, 2, 3), None)
     more.merge(shares.to_json())
     assert more.parts(0, 5, 8).counts == (2, 2, 2, 2), "nothing is known of a seat: equal parts"
+
+
+def test_a_spare_stands_for_a_seat_that_is_missing() -> None:
+    """Of three ranks and two spares. In a full group a rank has the part of its number."""
+    assert in_place_of((0, 1, 2), 3) == in_place_of((0, 1, 3), 3) == in_place_of((2, 3, 4), 3) == (0, 1, 2)
+    assert in_place_of((0, 2), 3) == (0, 2), "nobody makes up for seat 1"
+    assert in_place_of((1, 2)) == (1, 2)
+    assert in_place_of((2, 4), 3) == (0, 2)
+    assert Policy("3:1").table(in_place_of((0, 2), 2)).parts(0, 0, 8).counts == (6, 2)
+
+
+def test_an_older_state_does_not_take_a_change_back() -> None:
+    """Two changes at one place: the second loader of a run has not moved between them."""
+    shares = Shares((0, 1))
+    shares.add(Change(0, 1, {0: 1, 1: 3}))
+    older = shares.to_json()
+    shares.add(Change(0, 1, {0: 1, 1: 7}))
+    loader = Loader(torch.utils.data.TensorDataset(torch.arange(80)), 8)
+    state = {**loader.state_dict(), "shares": older}
+    loader.share_with(0, 2, shares)
+    loader.load_state_dict(state)
+    assert shares.parts(0, 9, 8).counts == (1, 7)
+    again = Shares((0, 1))
+    loader.share_with(0, 2, again)
+    assert again.parts(0, 9, 8).counts == (2, 6), "where the launch knows nothing, the state counts"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0, 0, [[0, -1], [1, 3]]]],
+        [[0, 0, [[0, -1], [1, 1]]]],
+        [[0, 0, [[0, 0], [1, 0]]]],
+        [[0, 0, [[0, 1.5], [1, 1]]]],
+        [[0, 0, [[0, True], [1, 3]]]],
+        [[0, 0, [[0, 1], [0, 2], [1, 3]]]],
+        [[-1, 0, [[0, 1], [1, 3]]]],
+        [["0", 0, [[0, 1], [1, 3]]]],
+        [[0, 0, {"0": 1}]],
+        [[0, 0, [0, 1]]],
+        [[0, 0], 3, None],
+        {"0": 1},
+        "shares",
+        7,
+    ],
+)
+def test_damaged_rows_of_a_checkpoint_are_left_out(rows: object) -> None:
+    shares = Shares((0, 1))
+    loader = Loader(torch.utils.data.TensorDataset(torch.arange(80)), 8)
+    loader.share_with(0, 2, shares)
+    loader.load_state_dict({**loader.state_dict(), "shares": rows})
+    assert shares.parts(0, 0, 8) == Parts((4, 4), 0)
 
 
 @pytest.mark.parametrize("children", [0, 2])
@@ -252,10 +304,11 @@ def _close(launch: Launched, folder: Path, **job: Any) -> None:
 @needs_fork
 @pytest.mark.all
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("ddp", [False, True])
-def test_unequal_parts_have_exact_weights(tmp_path: Path, ddp: bool) -> None:
-    """In float64 the weights are those of one process, also with a last batch that does not divide."""
-    with Launched(tmp_path, 3, "--shares", "5:3:1", wait="100000", length=69, ddp=ddp) as launch:
+@pytest.mark.parametrize(("ddp", "turn"), [(False, False), (True, False), (False, True), (True, True)])
+def test_unequal_parts_have_exact_weights(tmp_path: Path, ddp: bool, turn: bool) -> None:
+    """In float64 the weights are those of one process, also with a last batch that does not divide, and where the
+    script computes the gradients in a transaction."""
+    with Launched(tmp_path, 3, "--shares", "5:3:1", wait="100000", length=69, ddp=ddp, turn=turn) as launch:
         ended = launch.finish()
     assert ended["receipt"]["samples_skipped"] == ended["receipt"]["samples_repeated"] == 0
     first = _parts(launch)[1]
@@ -316,6 +369,64 @@ def test_a_rank_that_was_named_gets_less(tmp_path: Path) -> None:
         named, change = [each for each in launch.notes() if each.startswith(("rank 1 holds", "from step "))][:2]
         assert named.startswith("rank 1 holds the others up: "), "first the name, then the change"
         assert int(change.rpartition(" ")[2]) < 16
+
+
+@needs_fork
+@pytest.mark.all
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_spare_has_the_part_of_the_rank_that_is_lost(tmp_path: Path, lost: int) -> None:
+    """Steps computed again have the parts they had, by the number of the rank, so that the bits are the same."""
+    words = ("--spares", "1", "--shares", "3:1")
+    (tmp_path / "whole").mkdir()
+    with Launched(tmp_path / "whole", 2, *words, wait="100000") as whole:
+        whole.finish()
+    (tmp_path / "lost").mkdir()
+    with Launched(tmp_path / "lost", 2, *words, wait="8", snapshot="1000") as launch:
+        launch.until(lambda: launch.waits_for(8, 2) and launch.are_ready(3))
+        launch.kill(lost)
+        launch.until(lambda: (now := launch.roster()) is not None and 2 in now.seats)
+        launch.go(8)
+        receipt = launch.finish()["receipt"]
+    assert receipt["faults"] == {"killed": 1} and receipt["steps_repeated"] > 0
+    assert _parts(launch) == _parts(whole)
+    for name, values in whole.weights().items():
+        assert torch.equal(launch.weights()[name], values), name
+
+
+@needs_fork
+@pytest.mark.all
+@pytest.mark.timeout(600)
+def test_what_one_rank_cannot_read_in_an_evaluation_is_trained_on(tmp_path: Path) -> None:
+    """The others read it there, so all ranks have it in their batches."""
+    with Launched(tmp_path, 2, wait="100000", look="1:17") as launch:
+        ended = launch.finish()
+    assert ended["receipt"]["samples_skipped"] == ended["receipt"]["samples_repeated"] == 0
+    assert launch.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
+    _close(launch, tmp_path)
+
+
+@needs_fork
+@pytest.mark.all
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ddp", [False, True])
+def test_the_loss_of_ranks_of_different_kinds_may_differ_in_type(tmp_path: Path, ddp: bool) -> None:
+    with Launched(tmp_path, 2, "--devices", "pretend:0,cpu", "--shares", "1:1", half=0, ddp=ddp) as launch:
+        receipt = launch.finish()["receipt"]
+    assert receipt["faults"] == {} and receipt["steps"] == 30
+    _close(launch, tmp_path)
+
+
+@needs_fork
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_rank_fails_in_its_first_step_beside_another_device(tmp_path: Path) -> None:
+    """Rank 0 asks for times in the vote of that step. No rank may do what it asks for: most of them did not hear it."""
+    job: dict[str, Any] = {"length": 320, "batch": 32, "epochs": 30, "ddp": True}
+    with Launched(tmp_path, 2, "--devices", "pretend:0,cpu", lag="0:0.005 1:0.005", full="1:0:1", **job) as launch:
+        receipt = launch.finish()["receipt"]
+    assert receipt["faults"] == {"out_of_memory": 1} and receipt["steps_lost"] == 0
+    _close(launch, tmp_path, **{**job, "ddp": False})
 
 
 @needs_fork

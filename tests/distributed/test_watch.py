@@ -178,6 +178,7 @@ def test_a_rank_is_one_that_an_agent_started() -> None:
         (["--nproc", "2", "--shares", "fair", "x.py"], "run.shares"),
         (["--nproc", "2", "--shares", "3:2:1", "x.py"], "--shares 3:2:1 does not fit 2 processes"),
         (["--nproc", "2", "x.py", "run.devices=cpu"], "--devices cpu does not fit 2 processes"),
+        (["--nodes", "2", "--master", "a", "--nproc", "1", "x.py", "run.devices=cpu,cpu"], "goes without --nodes"),
         (["--cloud", "--shares", "equal", "x.py"], "--cloud"),
         (["--nodes", "2", "--node-rank", "2", "--master", "a", "x.py"], "does not fit"),
         (["--nproc", "2", "nowhere.py"], "nowhere.py"),

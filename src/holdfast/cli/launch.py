@@ -17,7 +17,7 @@ import argparse
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,10 @@ from holdfast.run.folder import RunFolder, find_run
 from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
 
+NOT_WATCHED = (
+    "with --nodes, ranks stay on their devices: a device that fails is not left for another one, "
+    "and no sentinel looks for wrong numbers"
+)
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
@@ -138,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         return cloud.run(args, output)
     wanted = _wanted(args)
     folder, order = _resumed(args, output) if args.resume else (None, _new(args))
-    _check_parts(order.settings, wanted.nproc * wanted.nodes)
+    _check_parts(order.settings, wanted)
     if args.again:
         folder = begun_run.take(order, output, first=wanted.node_rank == 0, ranks=wanted.nproc * wanted.nodes)
         if folder is not None and folder.info.get("state") == RunState.FINISHED:
@@ -221,8 +225,15 @@ def _devices(args: argparse.Namespace) -> str | None:
     return ",".join(named if in_given_order else sorted(named, key=lambda each: each == "cpu"))
 
 
-def _check_parts(settings: Settings, ranks: int) -> None:
+def _check_parts(settings: Settings, wanted: torchrun.Wanted) -> None:
     """Settings that have a value for each rank."""
+    ranks = wanted.nproc * wanted.nodes
+    if settings.run.devices and wanted.nodes > 1:
+        raise UsageError(
+            f"run.devices={settings.run.devices} goes without --nodes",
+            command="launch",
+            cause="it names the device of every process of one machine",
+        )
     for key, value, sign in (("devices", settings.run.devices, ","), ("shares", settings.run.shares, ":")):
         if value and (sign == "," or sign in value) and len(value.split(sign)) != ranks:
             raise UsageError(
@@ -380,6 +391,8 @@ def _agent(
     if Forker.possible():
         env, log = {**env, **OWN_AGENT}, logs / agents.LOG
         if wanted.nodes > 1:
+            if folder is not None and _has_accelerators(_planned(wanted, order, rank_devices.cards())):
+                say(NOT_WATCHED)
             return machines.agent_for(wanted, job, folder, order, words, env, log, say=say, preload=preload)
         policy, least = Policy.of(order.settings), wanted.least
         begin_beside(job, policy)
@@ -396,6 +409,7 @@ def _agent(
             spares=wanted.spares,
             ladder=_ladder(wanted, job, folder, order),
             beside=bool(policy.beside),
+            may_shrink=wanted.least is not None and wanted.least < wanted.nproc,
         )
     run_id = "holdfast" if folder is None or wanted.nodes > 1 else folder.name
     host, port = interfaces.split(wanted.master, torchrun.PORT)
@@ -406,12 +420,21 @@ def _agent(
 def _ladder(wanted: torchrun.Wanted, job: Job, folder: RunFolder | None, order: Order) -> RankLadder | None:
     """None where all ranks are on the CPU: there is no other device to go to."""
     cards = rank_devices.cards()
-    asked = order.settings.run.device
-    named = list(Policy.of(order.settings).devices)
-    devices = named or rank_devices.planned(asked, wanted.nproc + wanted.spares, wanted.nproc, cards)
-    if all(device == "cpu" for device in devices):
+    devices = _planned(wanted, order, cards)
+    if not _has_accelerators(devices):
         return None
     return RankLadder(job, folder, order.settings, devices=devices, cards=cards)
+
+
+def _planned(wanted: torchrun.Wanted, order: Order, cards: Sequence[str]) -> list[str]:
+    """The device of each seat of this machine."""
+    named = list(Policy.of(order.settings).devices)
+    asked = order.settings.run.device
+    return named or rank_devices.planned(asked, wanted.nproc + wanted.spares, wanted.nproc, cards)
+
+
+def _has_accelerators(devices: Sequence[str]) -> bool:
+    return any(device != "cpu" for device in devices)
 
 
 def _words(order: Order) -> list[str]:

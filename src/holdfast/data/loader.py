@@ -154,12 +154,14 @@ class Loader:
         """The dataset, its length and the saved one, of a run whose dataset had grown."""
         self.passes = Passes(self._plain_values)
         self._known = Quarantine(self.length)
+        self._plain = Quarantine(self.length)
+        """Of one of several processes that train: what plain iteration goes without here."""
         self._listed: list[dict[str, Any]] = []
         self._leave_out_together: LeaveOut | None = None
         self._rank = 0
         self._shares: Shares | None = None
         """Of several processes that train together: which of them reads what."""
-        self._saved_shares: list[list[Any]] = []
+        self._saved_shares: object = None
         self._reading: Course | None = None
         self._coverage = Coverage()
         self._plan: Epoch | None = None
@@ -296,15 +298,15 @@ class Loader:
                 self._fetcher = Fetcher(dataset, self._collate_fn, *self._ways)
                 self._pool.fetcher = self._fetcher
                 self._here = Reader(self._fetcher, self._pool)
-        self._known.length = self.length
+        self._known.length = self._plain.length = self.length
         self._seen = seen
 
     def __iter__(self) -> Iterator[Any]:
         """The values of a whole epoch, for evaluation: the cursor stays where it is."""
-        known = [held.index for held in self._known.held]
+        known = self._known_to_plain().held
         if known and not self.allow_missing:
             raise self._incomplete(known)
-        self.missing = tuple(known)
+        self.missing = tuple(held.index for held in known)
         return self.passes.begin(self.epoch)
 
     def _plain_values(self, number: int, start: int) -> Iterator[Any]:
@@ -330,8 +332,17 @@ class Loader:
 
     def _course(self, number: int, *, training: bool) -> Course:
         epoch = self._epoch(number, training=training)
-        shares = self._shares if training else None
-        return Course(epoch, self._known, training=training, rank=self._rank, shares=shares)
+        if training:
+            return Course(epoch, self._known, rank=self._rank, shares=self._shares)
+        return Course(epoch, self._known_to_plain(), training=False)
+
+    def _known_to_plain(self) -> Quarantine:
+        """What plain iteration goes without. It is each process's own, so where several processes train, a sample that
+        it cannot read is not left out in training: all of them must cut the same batches."""
+        if self._shares is None:
+            return self._known
+        self._plain.merge(self._known.to_json())
+        return self._plain
 
     def _epoch(self, number: int, *, training: bool = True) -> Epoch:
         if self._order is not None:
@@ -388,13 +399,16 @@ class Loader:
         """Samples of a batch cannot be read: leave them out if that is allowed, else raise."""
         indices = [int(sample["index"]) for sample in charge.samples]
         most = self.policy.limit(self.length)
-        if self._may_go_without(course, charge, error) and len(self._known) + len(indices) <= most:
+        if self._may_go_without(course, charge, error) and len(course.quarantine) + len(indices) <= most:
             if course.training and self._leave_out_together is not None:
                 self._leave_out_together(indices, charge.did, course.number, batch)
             elif course.training:
                 self.leave_out(indices, charge.did, epoch=course.number, batch=batch, fatal=error is None)
             else:  # the training may have used one of them in the batch at hand: that batch stays as it was
-                self.leave_out(indices, charge.did, epoch=self.epoch, batch=self.cursor + 1, fatal=error is None)
+                if course.quarantine is self._known:
+                    self.leave_out(indices, charge.did, epoch=self.epoch, batch=self.cursor + 1, fatal=error is None)
+                for index in indices:
+                    course.quarantine.add(index, charge.did, epoch=self.epoch, batch=self.cursor + 1)
                 self.missing = tuple(sorted({*self.missing, *indices}))
             return
         charge = replace(charge, how_to_skip=self._how_to_go_without(course, error, most))
@@ -413,19 +427,19 @@ class Loader:
         return self.policy.quarantine if error is None else self.policy.skip_bad
 
     def _how_to_go_without(self, course: Course, error: Exception | None, most: int) -> str:
-        if len(self._known) >= most:
-            return f"{len(self._known)} samples are left out already: `data.most_bad` allows more"
+        if len(course.quarantine) >= most:
+            return f"{len(course.quarantine)} samples are left out already: `data.most_bad` allows more"
         if not course.training:
             return EVALUATE_WITHOUT
         return f"train without such samples: `data.{'quarantine' if error is None else 'skip_bad'}=true`"
 
-    def _incomplete(self, known: list[int]) -> BadSamples:
+    def _incomplete(self, known: list[Held]) -> BadSamples:
         charge = Charge(
             Blame.DATA,
-            tuple(described(self.dataset, known)),
+            tuple(self._about(known)),
             "cannot be read, and no score may miss a sample without saying so",
             how_to_skip=EVALUATE_WITHOUT,
-            because=f"in training it {self._known.held[0].why}",
+            because=f"in training it {known[0].why}",
         )
         return BadSamples(charge)
 
@@ -493,7 +507,7 @@ class Loader:
         """Go on from `state`. In the middle of an epoch it must be the same data in the same batches."""
         saved, length = state["shape"], length_of(self._dataset)
         self._restored = saved if state["cursor"] > 0 else None  # looked at when the epoch goes on
-        self._saved_shares = list(state.get("shares", ()))
+        self._saved_shares = state.get("shares")
         if self._shares is not None:
             self._shares.merge(self._saved_shares)
         self._grown = bool(state.get("grown"))

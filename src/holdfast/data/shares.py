@@ -10,7 +10,7 @@ batch as it did the first time. So a change begins at a batch that no rank has r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,10 +66,12 @@ class Shares:
         # A new dictionary: the thread that reads from loader children asks for parts meanwhile.
         self._changes = dict(sorted({**self._changes, (change.epoch, change.batch): change}.items()))
 
-    def merge(self, rows: Iterable[Sequence[Any]]) -> None:
-        """What `to_json` gave. Of two changes at one place they are the same."""
-        for row in rows:
-            self.add(Change.from_json(row))
+    def merge(self, rows: object) -> None:
+        """What `to_json` gave, of a saved state, beside what is known here. What is known stays: an older state may
+        have another change at the same place. The text may be of a damaged file: the rest is left out."""
+        for row in rows if isinstance(rows, list) else []:
+            if _is_change(row) and (row[0], row[1]) not in self._changes:
+                self.add(Change.from_json(row))
 
     def to_json(self) -> list[list[Any]]:
         return [change.to_json() for change in self._changes.values()]
@@ -83,6 +85,32 @@ class Shares:
                     break
                 weights, number = _weights(change.weights, self.seats) or self._base, index
         return Parts(cut(samples, weights), number)
+
+
+def in_place_of(seats: Sequence[int], wanted: int | None = None) -> tuple[int, ...]:
+    """The seats whose parts these ranks have, where seats from `wanted` on are of spares: (0, 1) of (1, 2), with 2.
+
+    Spares make up for the first seats that are missing. Ranks stay in the order of seats: in a full group each rank
+    has the part that this number had before, so that steps computed again have the same bits.
+    """
+    if wanted is None or all(seat < wanted for seat in seats):
+        return tuple(seats)
+    own = {seat for seat in seats if seat < wanted}
+    missing = [seat for seat in range(wanted) if seat not in own]
+    return tuple(sorted([*own, *missing[: len(seats) - len(own)]]))
+
+
+def _is_change(row: object) -> bool:
+    """Whether this is a row of `to_json`: whole numbers from 0 on, and somebody has a part."""
+    if not isinstance(row, list) or len(row) != 3 or not isinstance(row[2], list):
+        return False
+    pairs = row[2]
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        return False
+    numbers = [row[0], row[1], *(number for pair in pairs for number in pair)]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        return False
+    return len({seat for seat, _ in pairs}) == len(pairs) and any(weight for _, weight in pairs)
 
 
 def cut(samples: int, weights: Sequence[int]) -> tuple[int, ...]:

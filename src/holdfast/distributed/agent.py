@@ -57,6 +57,9 @@ MOST_STILLBORN = 3
 """Nurseries in a row that ended before torch was there."""
 _DEATH_COMES = 0.05
 """Seconds from a broken connection to the news of the death that broke it: a new roster is without the dead."""
+_LEAVES_SOON = 2.0
+"""Seconds for a process that makes room for another to end, once the ranks have left their group. If it has not by then
+it builds the group anew inside of a step: it is in the next roster once more, and leaves at the next commit."""
 
 
 class Agent(Protocol):
@@ -142,8 +145,11 @@ class RankAgent:
         spares: int = 0,
         ladder: RankLadder | None = None,
         beside: bool = False,
+        may_shrink: bool = False,
     ) -> None:
+        """`may_shrink`: the user wants the others to go on without a rank whose device cannot be opened."""
         self.job = job
+        self._may_shrink = may_shrink
         self._beside = beside
         self.least = ranks if least is None else least
         """With so many ranks the others go on where a seat cannot be filled."""
@@ -174,7 +180,9 @@ class RankAgent:
 
     @property
     def _hopeless(self) -> bool:
-        promising = sum(member.ready or member.strikes < MOST_STRIKES for member in self._members)
+        waiting = self._left_out()
+        ways = [each for each in self._members if each.seat not in waiting]
+        promising = sum(member.ready or member.strikes < MOST_STRIKES for member in ways)
         return promising < self.least or self._forker.stillborn >= MOST_STILLBORN
 
     @property
@@ -250,8 +258,9 @@ class RankAgent:
     def _ended(self, member: Member, code: int) -> None:
         self.job.note(f"exit-{member.pid}", {"code": code})
         left = self.job.left(member.seat, member.pid) or {}
-        if self._ladder is not None and not self._ending and (left.get("why") != "device" or not self._flexible):
-            self._ladder.ended(member.seat, member.pid, code, generation=self._number)
+        if self._ladder is not None and not self._ending:
+            waits = left.get("why") == "device" and self._may_shrink  # the others go on, and it tries again later
+            self._ladder.ended(member.seat, member.pid, code, generation=self._number, counts=not waits)
         trained = roster.forget(self.job, member.pid) or left.get("why") == MOVED
         was_rank = trained if self._flexible else member.ready
         now = time.monotonic()
@@ -339,16 +348,16 @@ class RankAgent:
         if self._published.items() <= now.items() and self._published:
             if now != self._published and not any(map(self._is_coming, self._members)):
                 roster.invite(self.job, self._number)  # one meeting for all that come at about the same time
-            moving = self._ladder is not None and self._ladder.someone_leaves
+            # One that is in no group sees by itself that it has to leave.
+            moving = self._ladder is not None and any(map(self._ladder.leaves, self._published))
             if moving:
                 roster.invite(self.job, self._number)
             if not roster.asked(self.job, self._number):
                 self._asked_at = None
                 return
-            if moving:  # its process ends once it has left the group, and the next roster has the new one
-                return
             self._asked_at = self._asked_at or time.monotonic()
-            if time.monotonic() - self._asked_at < _DEATH_COMES or not all(map(self._lives, now.values())):
+            patience = _LEAVES_SOON if moving else _DEATH_COMES
+            if time.monotonic() - self._asked_at < patience or not all(map(self._lives, now.values())):
                 return
         before, self._published = self._published, now
         self._number += 1

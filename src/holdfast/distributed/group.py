@@ -120,8 +120,10 @@ class Group:
         self._board = board
         self._job = job
         self._mixed = mixed
-        seats = range(place.ranks) if place.roster is None else place.roster.seats
-        self.sharing = GroupShares(policy or Policy(), job, seats, place.rank, self.wrapped, device, mixed=mixed)
+        policy = policy or Policy()
+        names = range(place.ranks) if place.roster is None else place.roster.seats
+        wanted = place.ranks if place.roster is None else len(policy.devices) or place.roster.wanted
+        self.sharing = GroupShares(policy, job, names, place.rank, self.wrapped, device, mixed=mixed, wanted=wanted)
         self._unread_loss = self.sharing.accelerated
         """The ranks add their loss up in an exchange, because the host does not read it on an accelerator."""
         # NCCL refuses two ranks on one card; gloo goes through the memory of the host.
@@ -130,6 +132,8 @@ class Group:
         self._share = 1.0 / place.ranks
         self._fewest: int | None = None
         """Samples of this batch that the rank with the smallest part has."""
+        self._finest = False
+        """Ranks with parts of the state compute this batch in as many pieces as that rank can make."""
         self._sockets: frozenset[tuple[int, int]] = frozenset()
         """The connections to the others, by descriptor and inode."""
         self._in_step = False
@@ -337,12 +341,14 @@ class Group:
         self._begin_attempt()
         ground = self._ground
         self._brief = ground is not None and not ground.cadence.each_step and ground.uncommitted.count > 0
-        if self.wrapped:
-            work.scale = self._share * self.ranks
-            work.before_piece = self.wrapped.exchange
-            if self.wrapped.parts:  # FSDP2 exchanges in every forward and backward
-                work.most_pieces = self._fewest
-            work.before_exchange = self._hand_in if self._brief else None
+        # All of them anew for each attempt: `work` has those of the last one, and wrappers may exchange no more.
+        wrapped = bool(self.wrapped)
+        work.scale = self._share * self.ranks if wrapped else 1.0
+        work.before_piece = self.wrapped.exchange if wrapped else None
+        work.before_exchange = self._hand_in if wrapped and self._brief else None
+        if self.wrapped.parts:  # FSDP2 exchanges in every forward and backward
+            work.most_pieces = self._fewest
+            self._finest = self._fewest is not None and work.accumulate * work.pieces >= self._fewest
 
         def bring(loss: Tensor) -> Tensor:
             return self._bring_together(work.optimizers, loss)
@@ -421,10 +427,16 @@ class Group:
         return self._of_all(loss)
 
     def _of_all(self, loss: Tensor) -> Tensor:
-        """The loss of the whole batch, added up on the device without waiting for it."""
-        total = loss.detach() * self._share
+        """The loss of the whole batch, added up on the device without waiting for it.
+
+        In float64 in all ranks: autocast gives a loss of another type on a card than on the CPU. Devices without
+        float64 send through the host, which has it.
+        """
+        own = loss.detach()
+        own = own if _is_sent(own) else own.cpu()
+        total = own.double() * self._share if self._share else torch.zeros_like(own, dtype=torch.float64)
         self._add_up(total)
-        return total
+        return total.to(loss.device, loss.dtype)
 
     def _add_up(self, tensor: Tensor) -> None:
         """The sum over all ranks, in place."""
@@ -488,12 +500,32 @@ class Group:
             self._reduce(self._own_part([optimizer]))
 
         self._begin_attempt()
-        hooks = [optimizer.register_step_pre_hook(before_step) for optimizer in optimizers]
+        hooks: list[Any] = [optimizer.register_step_pre_hook(before_step) for optimizer in optimizers]
         try:
+            hooks += self._weigh_gradients()
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _weigh_gradients(self) -> list[Any]:
+        """A wrapper averages inside of backward as if parts were equal, and the loss of a transaction is not ours to
+        scale: each gradient gets this rank's weight before the wrapper has it. Returns hooks to remove."""
+        scale = self._share * self.ranks
+        if not self.wrapped or not self.sharing.unequal:
+            return []
+        if self.wrapped.parts:
+            raise UserError(
+                "session.transaction with FSDP2 needs equal parts of each batch",
+                cause=f"this rank has {self._share:.0%} of the batch, and FSDP2 averages over ranks inside of backward",
+                hints=["use session.step, which weighs the loss, or equal parts: `--shares equal`, `drop_last=True`"],
+            )
+
+        def weigh(gradient: Tensor) -> Tensor:
+            return gradient * scale if scale else torch.zeros_like(gradient)
+
+        exchanged = self.wrapped.parameters()
+        return [each.register_hook(weigh) for each in self.wrapped.all() if id(each) in exchanged]
 
     def all_done(self, fault: Fault | None) -> Fault | None:
         """One exchange for all a step needs: whether all got through, the loss of all, whether one wants to stop."""
@@ -501,12 +533,13 @@ class Group:
             return None
         loss, self._loss = self._loss, None
         rows = self._vote(_DONE, *self._numbers(loss if fault is None else None), fault=fault)
+        if fault is not None:  # the others raise PeerFault in this vote: nobody has agreed on what rank 0 wishes for
+            self._in_step = self._exchanging = self._agreed = False
+            return fault
         if loss is not None:
             loss.fill_(sum(row[0] for row in rows))
         self._agree(rows)
-        self._agreed = fault is None
-        self.sharing.changes = self.sharing.changes and fault is None  # the others did not hear of it
-        return fault
+        return None
 
     def after_error(self, error: Exception, fault: Fault | None) -> Fault | None:
         """What a step that failed here means for all. None: the script's own error.
@@ -544,10 +577,21 @@ class Group:
         if own is not None and ground is not None:
             if own.kind is not Kind.OUT_OF_MEMORY or not own.evidence.get("splittable"):
                 ground.lose(own.at(step=ground.position.step + 1))
+            if self._finest:
+                raise self._cannot_be_split() from error
             pieces = 2 * max(1, self._board.read().pieces)
             told = replace(own, device=f"rank {self.place.seat}").at(step=ground.position.step + 1)
             self._job.note(PIECES, {"pieces": pieces, "fault": told.to_json()})
         raise PeerLost(str(error).partition("\n")[0]) from error
+
+    def _cannot_be_split(self) -> UserError:
+        assert self._fewest is not None
+        smallest = "1 sample" if self._fewest == 1 else f"{self._fewest} samples"
+        return UserError(
+            f"rank {self.place.seat} ran out of memory, and its batch cannot be split further",
+            cause=f"with FSDP2 all ranks compute as many pieces, and the smallest part of this batch is {smallest}",
+            hints=["use parts that differ less (`--shares`), a larger batch, or a smaller model"],
+        )
 
     def lost_a_rank(self) -> bool:
         """Whether an error outside of a step may come from a connection that ended: an evaluation exchanges too."""
@@ -664,10 +708,16 @@ class Group:
             ground.tell(note)
         _take_parts_back(ground.modules() if self.wrapped.parts else ())
         self._from_first([buffer for module in ground.modules() for buffer in module.buffers()])
-        if self._mixed and (ground.cadence.agreed or not at.by_cadence):
+        if self._mixed and (stop or self._commits(ground, at)):
             self._even_out(ground)
         self._reseed(ground)
         return stop
+
+    def _commits(self, ground: Trained, at: CommitPoint) -> bool:
+        """Whether this boundary ends with a commit, from what is the same in all ranks."""
+        cadence, since = ground.cadence, ground.uncommitted
+        due = cadence.agreed if cadence.fixed is None else since.count >= cadence.fixed
+        return due or since.whole or not at.by_cadence
 
     def _even_out(self, ground: Trained) -> None:
         """Devices of different kinds round an update differently, and nothing would ever bring the ranks together

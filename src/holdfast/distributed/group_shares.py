@@ -24,7 +24,7 @@ import torch
 
 from holdfast.data.any_loader import AnyLoader
 from holdfast.data.loader import Loader
-from holdfast.data.shares import Change, Parts, Shares
+from holdfast.data.shares import Change, Parts, Shares, in_place_of
 from holdfast.distributed.job import Job
 from holdfast.distributed.share_keeper import Policy, ShareKeeper
 from holdfast.distributed.wrapped import Wrapped
@@ -53,10 +53,14 @@ class GroupShares:
         device: torch.device,
         *,
         mixed: bool = False,
+        wanted: int | None = None,
     ) -> None:
-        """`mixed`: the ranks are on devices of different kinds, perhaps because one had to leave its card."""
+        """`mixed`: the ranks are on devices of different kinds, perhaps because one had to leave its card. `wanted`: so
+        many ranks the launch should have, where seats after those are of spares."""
         self.policy = policy
-        self.seats = tuple(seats)
+        self._names = tuple(seats)
+        """By rank: what users know it by."""
+        seats = self.seats = in_place_of(self._names, wanted)
         self._job = job
         self._wrapped = wrapped
         self._device = device
@@ -96,6 +100,11 @@ class GroupShares:
             yield
         finally:
             self._waited += time.perf_counter() - began
+
+    @property
+    def unequal(self) -> bool:
+        """Whether the parts of this batch are not equal."""
+        return self._parts is not None and len(set(self._parts.counts)) > 1
 
     def begin_step(self, batch: Batch | None) -> None:
         self._has_batch, self._stepped = batch is not None, True
@@ -178,7 +187,8 @@ class GroupShares:
         for name, rows in json.loads(said).items() if said else ():
             table = self.of(name)
             if table is not None:
-                table.merge(rows)
+                for row in rows:  # in their order: of two at one place the last one holds
+                    table.add(Change.from_json(row))
 
     def said_at(self, ground: Trained) -> bytes:
         """Of rank 0: the change that all ranks make now, kept for ranks that go back behind it."""
@@ -211,7 +221,8 @@ class GroupShares:
         if loader is not None:
             epoch, batch = loader.unread()
             first += (batch if epoch == loader.epoch else len(loader)) - loader.cursor
-        (seat, count), *others = sorted(weights.items())
-        text = f"from step {first}: rank {seat} computes {count} of {sum(weights.values())} samples"
-        text += "".join(f", rank {seat} {count}" for seat, count in others)
-        ground.tell(Note(text, shares=tuple(weights[seat] for seat in self.seats)))
+        counts = tuple(weights[seat] for seat in self.seats)
+        (name, count), *others = zip(self._names, counts, strict=True)
+        text = f"from step {first}: rank {name} computes {count} of {sum(counts)} samples"
+        text += "".join(f", rank {name} {count}" for name, count in others)
+        ground.tell(Note(text, shares=counts))

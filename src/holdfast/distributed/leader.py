@@ -22,18 +22,20 @@ import secrets
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.human import duration
 from holdfast.distributed import roster
-from holdfast.distributed.agent import Member, RankAgent
+from holdfast.distributed.agent import MOST_STRIKES, Member, RankAgent
 from holdfast.distributed.job import GONE, Job
 from holdfast.distributed.machine_link import (
     BEHIND_ALL,
+    PULSE,
     AllHere,
     Challenge,
     DropSlots,
@@ -55,6 +57,7 @@ from holdfast.distributed.machine_link import (
     difference,
     is_proof,
     proof,
+    shortened,
 )
 from holdfast.distributed.part_copies import CopyHello, CopyReceiver, CopySender
 from holdfast.distributed.rank_watch import Boards, last_place
@@ -70,6 +73,18 @@ SECOND = 1
 """The machine that has a copy of everything, for the case that the first one is lost."""
 _STRANGERS = 64
 """Connections without a token, at the same time."""
+_SAY_STRANGERS = 60.0
+"""Seconds between two lines in the record on somebody who has another token."""
+
+
+@dataclass(slots=True)
+class Stranger:
+    """A connection whose other end has not shown the token."""
+
+    link: MachineLink
+    address: str
+    nonce: str
+    deadline: float
 
 
 @dataclass(slots=True)
@@ -82,6 +97,10 @@ class Machine:
     host: str = ""
     lost: str = ""
     """Why the last connection ended."""
+    apart: float = field(default_factory=time.monotonic)
+    """Since when it has no connection, while it has none."""
+    rivals: dict[str, float] = field(default_factory=dict)
+    """Agents that say they are this machine while another one is connected: when each first said so."""
 
     @property
     def name(self) -> str:
@@ -121,14 +140,14 @@ class LeaderAgent(RankAgent):
         self._floor = floor
         self._patience = patience
         self._say = say
-        self._strangers: list[tuple[MachineLink, str, float]] = []
+        self._strangers: list[Stranger] = []
+        self._said_strangers: float | None = None
         self._asked_for: set[int] = set()
         """Seats whose start was asked for, until their process has begun."""
         self._now: Roster | None = None
         self._all_here = 0
         """The last roster whose ranks have all heard that all are here."""
         self._told_over = False
-        self._since = time.monotonic()
         self._boards = Boards(job)
         self._place: tuple[int, int] | None = None
         self._looked = 0.0
@@ -139,7 +158,7 @@ class LeaderAgent(RankAgent):
 
     def _wake_on(self) -> list[int]:
         links = [machine.link for machine in self._machines.values() if machine.link is not None]
-        strangers = [link for link, _, _ in self._strangers]
+        strangers = [stranger.link for stranger in self._strangers]
         return [*super()._wake_on(), self._server.fileno(), *(each.fileno() for each in [*links, *strangers])]
 
     def _once(self) -> None:
@@ -156,43 +175,68 @@ class LeaderAgent(RankAgent):
         self._check_who_never_came()
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(_STRANGERS):
             try:
-                sock, _ = self._server.accept()
+                sock, address = self._server.accept()
             except OSError:
                 return
             if len(self._strangers) >= _STRANGERS:
-                sock.close()
-                continue
+                self._drop_a_stranger()
             nonce = secrets.token_hex(16)
             link = MachineLink(sock, floor=GREETING)
             link.send(Challenge(nonce))
-            self._strangers.append((link, nonce, time.monotonic() + GREETING))
+            self._strangers.append(Stranger(link, str(address[0]), nonce, time.monotonic() + GREETING))
+
+    def _drop_a_stranger(self) -> None:
+        """The oldest of the address that has most of them: no address can take the places of all others."""
+        places = Counter(each.address for each in self._strangers)
+        oldest = max(self._strangers, key=lambda each: places[each.address])  # the first of those with most
+        self._strangers.remove(oldest)
+        oldest.link.close()
 
     def _greet(self) -> None:
         for stranger in list(self._strangers):
-            link, nonce, deadline = stranger
-            hello = next(link.pump(), None)
-            if isinstance(hello, CopyHello):
-                self._strangers.remove(stranger)
-                self._take_copies(link, nonce, hello)
-                continue
-            if isinstance(hello, Hello):
-                self._strangers.remove(stranger)
-                self._admit(link, nonce, hello)
-                continue
             try:
-                link.check()
-                gone = hello is not None or time.monotonic() > deadline
-            except LinkLost:
-                gone = True
-            if gone:
+                hello = self._hear_stranger(stranger)
+            except Exception:  # nothing that somebody without the token sends may end the run
                 self._strangers.remove(stranger)
-                link.close()
+                stranger.link.close()
+                continue
+            if hello is None:
+                continue
+            self._strangers.remove(stranger)
+            if isinstance(hello, CopyHello):
+                self._take_copies(stranger.link, stranger.nonce, hello)
+            else:
+                self._admit(stranger.link, stranger.nonce, hello)
+
+    def _hear_stranger(self, stranger: Stranger) -> Hello | CopyHello | None:
+        """What it says once it has shown the token; None before that. LinkLost if it has not, and never will."""
+        link = stranger.link
+        hello = next(link.pump(), None)
+        if isinstance(hello, Hello):
+            if is_proof(hello.proof, self._token, "machine", hello.nonce, stranger.nonce):
+                return replace(hello, host=shortened(hello.host))
+            link.send(TurnedAway("the tokens differ", "set the same HOLDFAST_TOKEN on every machine"))
+            self._say_stranger(stranger)
+        elif isinstance(hello, CopyHello):
+            if is_proof(hello.proof, self._token, "copies", hello.nonce, stranger.nonce):
+                return hello
+        elif hello is None:
+            link.check()
+            if time.monotonic() <= stranger.deadline:
+                return None
+        raise LinkLost("it has not shown the token")
+
+    def _say_stranger(self, stranger: Stranger) -> None:
+        """Not what it says of itself, and not every time: anybody who reaches the port can do this."""
+        now = time.monotonic()
+        if self._said_strangers is None or now - self._said_strangers > _SAY_STRANGERS:
+            self._said_strangers = now
+            self._say(f"a machine at {stranger.address} cannot join: the tokens differ")
 
     def _admit(self, link: MachineLink, nonce: str, hello: Hello) -> None:
-        if not is_proof(hello.proof, self._token, "machine", hello.nonce, nonce):
-            return self._turn_away(link, hello, "the tokens differ", "set the same HOLDFAST_TOKEN on every machine")
+        """A machine that has shown the token."""
         why = difference(self._own_hello, hello)
         if why is not None:
             return self._turn_away(link, hello, why, "")
@@ -201,8 +245,7 @@ class LeaderAgent(RankAgent):
             return self._turn_away(link, hello, text, "", again=True)
         machine = self._machines[hello.machine]
         if machine.link is not None and machine.agent != hello.agent:
-            text = f"another process is machine {hello.machine} already, on {machine.host}"
-            return self._turn_away(link, hello, text, "give every machine a --node-rank of its own")
+            return self._turn_rival_away(machine, machine.link, link, hello)
         if machine.link is not None:  # it has lost the connection before we have
             self._lose(machine, "it connected anew")
         link.trusted = True
@@ -210,6 +253,7 @@ class LeaderAgent(RankAgent):
         new.trusted = True
         back = machine.agent != ""
         machine.link, machine.agent, machine.host, machine.lost = new, hello.agent, hello.host, ""
+        machine.rivals.clear()
         new.send(Welcome(proof(self._token, "leader", nonce, hello.nonce), self._launch, self._run))
         if back:
             self._say(f"{machine.name} is connected again")
@@ -219,9 +263,8 @@ class LeaderAgent(RankAgent):
 
     def _take_copies(self, link: MachineLink, nonce: str, hello: CopyHello) -> None:
         """A second connection of a machine that has joined, for parts of the state (part_copies.py)."""
-        known = is_proof(hello.proof, self._token, "copies", hello.nonce, nonce) and hello.launch == self._launch
         machine = self._machines.get(hello.machine)
-        if not known or machine is None or machine.link is None:
+        if hello.launch != self._launch or machine is None or machine.link is None:
             link.close()
             return
         link.send(Welcome(proof(self._token, "leader", nonce, hello.nonce), self._launch, self._run))
@@ -241,12 +284,30 @@ class LeaderAgent(RankAgent):
     def _is_of_second(self, seat: int) -> bool:
         return self._members[seat].machine == SECOND
 
-    def _turn_away(self, link: MachineLink, hello: Hello, why: str, hint: str, *, again: bool = False) -> None:
+    def _turn_rival_away(self, machine: Machine, old: MachineLink, link: MachineLink, hello: Hello) -> None:
+        """Two processes say they are this machine. The new one comes later, until it is certain that the old one lives.
+
+        A machine that lost its power may be back before its silence was too long. The old one lives if it has sent
+        something two pulses after the new one came.
+        """
+        now = time.monotonic()
+        since = machine.rivals.setdefault(hello.agent, now)
+        if now - old.silence <= since + 2 * PULSE:
+            link.send(TurnedAway(f"the first machine still waits for the machine {machine.number} before", later=True))
+            link.close(wait=1.0)
+            return
+        text = f"another process is machine {machine.number} already, on {machine.host}"
+        self._turn_away(link, hello, text, "give every machine a --node-rank of its own", ends=False)
+
+    def _turn_away(
+        self, link: MachineLink, hello: Hello, why: str, hint: str, *, again: bool = False, ends: bool = True
+    ) -> None:
+        """`again`: it was part of another run. `ends`: before the run has begun, this machine was needed for it."""
         link.send(TurnedAway(why, hint, 4 if again else 2))
         link.close(wait=1.0)
         text = f"machine {hello.machine} ({hello.host}) cannot join: {why}"
         self._say(text)
-        if not self._number and not again:  # nothing has begun, and it will not without this machine
+        if not self._number and ends and not again:  # nothing has begun, and it will not without this machine
             error = {"error": "UserError", "message": text, "cause": None, "hints": [hint] if hint else []}
             self.job.end({"state": "FAILED", "error": {**error, "exit_code": 2}})
 
@@ -308,8 +369,8 @@ class LeaderAgent(RankAgent):
         if link is not None:
             silence = link.silence
             link.close()
-        machine.lost = why
         now = time.monotonic()
+        machine.lost, machine.apart = why, now
         for member in [each for each in self._members if each.machine == machine.number]:
             self._asked_for.discard(member.seat)
             if member.pid:
@@ -340,17 +401,21 @@ class LeaderAgent(RankAgent):
             self._break_group()
 
     def _check_who_never_came(self) -> None:
-        """A machine that has not connected in all the time it had is not waited for any longer."""
-        missing = [each for each in self._machines.values() if not each.agent]
-        late = time.monotonic() - self._since > self._patience
-        if not missing or not late or self._number or self._ending or self.job.outcome is not None:
+        """A machine that was not connected in all the time it had is not waited for: are the others enough to begin?"""
+        if self._number or self._ending or self.job.outcome is not None:
             return
-        if len(self._chosen()) < self.least:
+        missing = [each for each in self._machines.values() if self._is_late(each)]
+        without = {each.number for each in missing}
+        left = [each for each in self._members if each.machine not in without]
+        if missing and sum(each.ready or each.strikes < MOST_STRIKES for each in left) < self.least:
             names = ", ".join(str(each.number) for each in missing)
             text = f"machine {names} did not connect in {duration(self._patience)}"
             hint = "run `holdfast launch` there with the same --master, and look whether a firewall is in between"
             error = {"error": "GaveUp", "message": text, "cause": None, "hints": [hint], "exit_code": 4}
             self.job.end({"state": "GAVE_UP", "error": error})
+
+    def _is_late(self, machine: Machine) -> bool:
+        return machine.link is None and time.monotonic() - machine.apart >= self._patience
 
     # -- what machines are told ----------------------------------------------------------------------------
 
@@ -431,13 +496,12 @@ class LeaderAgent(RankAgent):
 
     @property
     def _hopeless(self) -> bool:
-        return super()._hopeless or not any(each.ready or each.strikes < 5 for each in self._own)
+        return super()._hopeless or not any(each.ready or each.strikes < MOST_STRIKES for each in self._own)
 
     def _is_worth_waiting_for(self, member: Member) -> bool:
         machine = self._machines.get(member.machine)
         if machine is not None and machine.link is None:
-            came = bool(machine.agent)
-            return not self._number and (came or time.monotonic() - self._since < self._patience)
+            return not self._number and not self._is_late(machine)
         return super()._is_worth_waiting_for(member)
 
     # -- the end -------------------------------------------------------------------------------------------
@@ -474,8 +538,8 @@ class LeaderAgent(RankAgent):
         for machine in self._machines.values():
             if machine.link is not None:
                 machine.link.close()
-        for link, _, _ in self._strangers:
-            link.close()
+        for stranger in self._strangers:
+            stranger.link.close()
         self._boards.close()
 
 

@@ -61,6 +61,8 @@ _TRY = 0.5
 """Seconds between two tries to connect."""
 _CONNECT = 2.0
 """Seconds for one try."""
+_WELCOME = 10.0
+"""Seconds from a connection to the welcome; the leader waits as long for the token."""
 
 
 class MachineAgent(RankAgent):
@@ -100,7 +102,7 @@ class MachineAgent(RankAgent):
         self._told: set[tuple[str, int, int]] = set()
         """What the leader has heard of: kind, and two numbers."""
         self._boards = Boards(job)
-        self._tried = 0.0
+        self._tried = self._connected = 0.0
         self._apart = time.monotonic()
         """Since when there is no connection."""
         self._refused: float | None = None
@@ -156,6 +158,9 @@ class MachineAgent(RankAgent):
             self._lose(str(lost))
             return
         now = time.monotonic()
+        if not self._greeted and now - self._connected > _WELCOME:
+            self._lose(f"no welcome in {duration(_WELCOME)}")
+            return
         if now - self._looked > 0.25:
             self._looked = now
             self._place = last_place(self._boards.look())
@@ -178,6 +183,7 @@ class MachineAgent(RankAgent):
             if self._hello.launch:
                 self._say(f"connected again to the first machine after {duration(time.monotonic() - self._apart)}")
             self._greeted = link.trusted = True
+            self._members = [each for each in self._members if each.pid]  # the leader asks for ranks anew
             self._hello = replace(self._hello, launch=message.launch)
             self._refused = None
         elif self._greeted:
@@ -186,9 +192,10 @@ class MachineAgent(RankAgent):
     def _obey(self, message: Message) -> None:
         if isinstance(message, StartRank):
             self._ranks, self._local_ranks = message.ranks, message.local_ranks
-            self._members = [each for each in self._members if each.seat != message.seat or each.pid]
-            self._members.append(Member(message.seat, machine=self.machine, local=message.local))
             self._seats.add(message.seat)
+            if self._forking is None or self._forking.seat != message.seat:
+                self._members = [each for each in self._members if each.seat != message.seat or each.pid]
+                self._members.append(Member(message.seat, machine=self.machine, local=message.local))
             if self._copies is None:
                 self._copies = CopySender(self.job, self._open_copies, skip=self._is_elsewhere, receive=True)
         elif isinstance(message, RosterTold):
@@ -215,6 +222,12 @@ class MachineAgent(RankAgent):
     def _start_missing(self) -> None:
         if self._link is not None and self._greeted:
             super()._start_missing()
+
+    def _begun(self, member: Member, pid: int) -> None:
+        super()._begun(member, pid)
+        if not any(each is member for each in self._members):  # nobody counts on it
+            processes.send_group(pid, processes.KILL)
+            processes.send(pid, processes.KILL)
 
     def _ended(self, member: Member, code: int) -> None:
         """The leader hears of it; the seat is empty until it asks for another process."""
@@ -285,6 +298,7 @@ class MachineAgent(RankAgent):
         self._told, self._now, self.elsewhere = set(), None, None
         self._error = why
         if not joined:
+            self._check_patience(time.monotonic())
             return
         self._apart = time.monotonic()
         self._members = [each for each in self._members if each.pid or each is self._forking]
@@ -297,7 +311,9 @@ class MachineAgent(RankAgent):
     def _connect_again(self) -> None:
         now = time.monotonic()
         self._signal_ranks(processes.KILL)  # each time: one may have been forked just now
-        if now - self._tried < _TRY or self.pids or self._ending or self.job.outcome is not None or self._gave_up:
+        if now - self._tried < _TRY or self._ending or self.job.outcome is not None or self._gave_up:
+            return
+        if self.pids or self._forking is not None:  # what they become, nobody over there would know of
             return
         self._tried = now
         try:
@@ -306,6 +322,7 @@ class MachineAgent(RankAgent):
             self._cannot_connect(error, now)
             return
         self._link = MachineLink(sock, floor=self._floor)
+        self._connected = time.monotonic()
         self._nonce = ""
 
     def _cannot_connect(self, error: OSError, now: float) -> None:
@@ -314,10 +331,19 @@ class MachineAgent(RankAgent):
         self._refused = (self._refused or now) if refused else None
         if self._hello.launch and self._refused is not None and now - self._refused > self._floor:
             self._give_up_waiting("`holdfast launch` on the first machine has ended")
-        elif now - self._apart > self._patience:
+        else:
+            self._check_patience(now)
+
+    def _check_patience(self, now: float) -> None:
+        """After a try that led to nothing, whether or not there was a connection."""
+        if now - self._apart > self._patience and not self._gave_up and self.job.outcome is None:
             self._give_up_waiting(f"no connection to the first machine for {duration(now - self._apart)}")
 
     def _turned_away(self, message: TurnedAway) -> None:
+        if message.later:
+            self._lose(message.text)
+            self._tried = time.monotonic()
+            return
         if message.exit_code != 2:
             self._give_up_waiting(message.text)
             return

@@ -40,7 +40,9 @@ LONGEST = 60.0
 _CHUNK = 1 << 16
 _LINE = 1 << 20
 _GREETING_LINE = 1 << 13
-"""Bytes of a line, at most; from somebody who has not shown the token, fewer."""
+"""Bytes of a line, at most; from somebody who has not shown the token, of all that is read."""
+_SHORT = 64
+"""Characters of a word that another machine says of itself, in a sentence."""
 BEHIND_ALL = (-1, 0)
 """The place of a rank (rank_watch.py) about which nothing is known: whoever waits may wait for it."""
 
@@ -74,9 +76,13 @@ class Hello(Message):
     holdfast: str
     torch: str
     script: str
-    """Digest of the script and the seed."""
+    """Digest of the script."""
     nodes: int
     nproc: int
+    order: str = ""
+    """Digest of its arguments, and of the settings that are not of one machine alone."""
+    parts: dict[str, str] | None = None
+    """Digests of single ones, by name: they say which differ."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +94,12 @@ class Welcome(Message):
 
 @dataclass(frozen=True)
 class TurnedAway(Message):
-    """Why a machine cannot join; it need not try again."""
+    """Why a machine cannot join. It need not try again, unless this says `later`."""
 
     text: str
     hint: str = ""
     exit_code: int = 2
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -213,11 +220,20 @@ class RunOver(Message):
 
 def proof(token: str, side: str, own: str, other: str) -> str:
     """Shows that its sender knows the token. The nonces make it another one each time."""
-    return hmac.new(token.encode(), f"{side} {own} {other}".encode(), hashlib.sha256).hexdigest()
+    secret = token.encode(errors="surrogateescape")  # a token from the environment may be any bytes
+    return hmac.new(secret, f"{side} {own} {other}".encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(given: str, token: str, side: str, own: str, other: str) -> bool:
-    return hmac.compare_digest(given.encode(), proof(token, side, own, other).encode())
+    """`given` and `own` come from somebody who may not know the token, and may be any text."""
+    if not (given.isascii() and own.isascii()):
+        return False
+    return hmac.compare_digest(given, proof(token, side, own, other))
+
+
+def shortened(text: str) -> str:
+    """What another machine says of itself, fit for a sentence in the record."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:_SHORT])
 
 
 def difference(own: Hello, other: Hello) -> str | None:
@@ -231,10 +247,18 @@ def difference(own: Hello, other: Hello) -> str | None:
         ("torch", other.torch, own.torch),
     ):
         if there != here:
-            return f"it has {name} {there}, the first machine has {here}"
+            return f"it has {name} {shortened(there)}, the first machine has {here}"
     if other.script != own.script:
-        return "its script or its seed is not that of the first machine"
-    return None
+        return "its script is not that of the first machine"
+    return None if other.order == own.order else _other_order(own.parts or {}, other.parts or {})
+
+
+def _other_order(own: dict[str, str], other: dict[str, str]) -> str:
+    names = sorted(name for name in own.keys() | other.keys() if own.get(name) != other.get(name))
+    if not names:
+        return "its arguments or settings are not those of the first machine"
+    listed = ", ".join(shortened(name) for name in names[:5]) + (" and more" if len(names) > 5 else "")
+    return f"its {listed} {'is not that' if len(names) == 1 else 'are not those'} of the first machine"
 
 
 # -- the connection ------------------------------------------------------------------------------------------------
@@ -252,6 +276,8 @@ class MachineLink:
         """How far the last rank beyond this link has come."""
         self._floor = floor
         self._in = bytearray()
+        self._taken = 0
+        """Bytes that were read."""
         self._out = bytearray()
         self._why: str | None = None
         self._heard = self._pulsed = time.monotonic()
@@ -314,30 +340,40 @@ class MachineLink:
         self.send(Pulse(now, echo, now - arrived, attempt, phase))
 
     def pump(self) -> Iterator[Message]:
-        """What has arrived. A line that is no good record ends the connection."""
+        """What has arrived. A line that is no good record ends the connection.
+
+        Of somebody who has not shown the token only the greeting is read, so that nobody can keep this process busy.
+        """
         self._read()
-        most = _LINE if self.trusted else _GREETING_LINE
-        while self._why is None or b"\n" in self._in:
-            line, found, rest = self._in.partition(b"\n")
-            if len(line) > most:
-                self._why = "it sent a line without end"
-                return
-            if not found:
-                break
-            self._in = rest
-            message = self._record(bytes(line))
+        while (end := self._in.find(b"\n")) >= 0:
+            line = bytes(self._in[:end])
+            del self._in[: end + 1]  # moves nothing: a bytearray can begin later
+            message = self._record(line) if len(line) <= self._most else self._no_end()
             if message is None:
+                self._in.clear()
                 return
             if isinstance(message, Pulse):
                 self._heed(message)
             else:
                 yield message
+        if len(self._in) > self._most or (not self.trusted and self._taken >= _GREETING_LINE):
+            self._no_end()
         self.flush()
 
+    @property
+    def _most(self) -> int:
+        return _LINE if self.trusted else _GREETING_LINE
+
+    def _no_end(self) -> None:
+        self._why = self._why or "it sent a line without end"
+
     def _read(self) -> None:
-        while self._why is None:
+        while self._why is None and len(self._in) <= _LINE:
+            room = _CHUNK if self.trusted else min(_CHUNK, _GREETING_LINE - self._taken)
+            if room <= 0:
+                return
             try:
-                data = self.sock.recv(_CHUNK)
+                data = self.sock.recv(room)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -351,14 +387,17 @@ class MachineLink:
             self._longest = max(self._longest, gap)
             if gap > 2 * PULSE:
                 self._troubled_until = now + 2 * gap
+            self._taken += len(data)
             self._in += data
 
     def _record(self, line: bytes) -> Message | None:
         try:
             data = json.loads(line)
             message = received(data) if isinstance(data, dict) else None
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
+        if isinstance(message, Pulse) and not self.trusted:
+            message = None  # those that have joined send them
         if message is None:
             self._why = "it sent something that is no message of this version"
         return message

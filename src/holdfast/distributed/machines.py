@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import json
 import os
 import secrets
 import socket
@@ -33,6 +34,13 @@ from holdfast.distributed.torchrun import PORT, Wanted
 from holdfast.run.folder import RunFolder
 
 TOKEN = "HOLDFAST_TOKEN"
+OF_ONE_MACHINE = (
+    "run.folder", "run.threads", "run.device", "run.stacks", "run.tensorboard", "snapshot.memory", "snapshot.where",
+    "limits.", "notify.", "track.", "external.", "plan.",
+)  # fmt: skip
+"""Settings, by how their names begin, that may differ from machine to machine: no rank on another one is affected."""
+_MOST_NAMES, _LONGEST_NAME = 64, 40
+"""A greeting is short (machine_link.py). What is beyond this is compared, too, but not named if it differs."""
 
 
 def agent_for(
@@ -88,7 +96,9 @@ def _hello(wanted: Wanted, order: Order) -> Hello:
     torch = "none"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         torch = importlib.metadata.version("torch")
-    script = hashlib.sha256(order.facts.path.read_bytes() + str(order.settings.run.seed).encode()).hexdigest()
+    script = hashlib.sha256(order.facts.path.read_bytes()).hexdigest()
+    compared = compared_words(order)
+    named = {name: _digest(value) for name, value in compared.items() if name.isascii() and len(name) <= _LONGEST_NAME}
     return Hello(
         nonce="",
         proof="",
@@ -101,7 +111,22 @@ def _hello(wanted: Wanted, order: Order) -> Hello:
         script=script,
         nodes=wanted.nodes,
         nproc=wanted.nproc,
+        order=_digest(json.dumps(sorted(compared.items()))),
+        parts=dict(list(named.items())[:_MOST_NAMES]),
     )
+
+
+def compared_words(order: Order) -> dict[str, str]:
+    """What all machines have to be given alike: arguments, sys.argv, and settings that are not of one machine alone."""
+    settings = order.settings
+    changed = [key for key in settings.changed() if not key.startswith(OF_ONE_MACHINE)]
+    argv = {"sys.argv": json.dumps(order.argv)} if order.argv else {}
+    return {**order.arguments, **argv, **{key: repr(settings.get(key)) for key in changed}}
+
+
+def _digest(text: str) -> str:
+    """Not the value itself: it may be secret, and the other end has not shown the token yet."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _save(job: Job, order: Order, wanted: Wanted) -> tuple[str, str] | None:

@@ -323,10 +323,12 @@ class _Life:
         except PeerLost as lost:
             return self._leave_group(group, str(lost))
         except LostWorker as lost:
-            if lost.fault.kind.value in _FATAL and not (self.movable and lost.fault.kind.value in _OF_DEVICE):
+            of_another = self.place.stays and lost.fault.evidence.get("rank", self.place.rank) != self.place.rank
+            kind = lost.fault.kind.value
+            if kind in _FATAL and not (kind in _OF_DEVICE and (of_another or self.movable)):
                 raise ScriptFailed(lost.fault.sentence(), cause=lost.fault.cause()) from None
-            if lost.fault.evidence.get("rank", self.place.rank) != self.place.rank and self.place.stays:
-                return self._leave_group(group, str(lost))  # the fault of another rank, which ends
+            if of_another:  # that rank ends: it knows whether it can be on another device
+                return self._leave_group(group, str(lost))
             raise _StartAgain("lost", fault=lost.fault.to_json()) from None
         finally:
             if group is not None and self.place.stays:
@@ -336,26 +338,35 @@ class _Life:
         """Another rank is lost. This process goes on in the next group, if it can."""
         if not self.place.stays or (self.calls and self.job.noted(_ONCE)):
             raise _StartAgain("peer", text=why) from None
-        told = rank_devices.told(self.job, self.place.seat)
-        if told is not None and told.device != self.label:  # the agent has asked all to leave for this
-            raise _StartAgain(MOVED, text=why) from None
+        self._make_room(why)  # the agent may have asked all to leave for this
         self.place = self.place if group is None else group.place
         if self.link is not None:
             self.link.pause()
         roster.ask(self.job, self.place.restarts)
         return False
 
+    def _make_room(self, why: str) -> None:
+        """End this process if the next one of this rank is to be on another device."""
+        told = rank_devices.told(self.job, self.place.seat)
+        if told is not None and told.device != self.label:
+            raise _StartAgain(MOVED, text=why) from None
+
     def _find_place(self) -> None:
         if self.place.stays:
             before = self.place.restarts if self.groups else 0
             self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank; a spare may wait for days
             launcher = int(os.environ.get(LAUNCHER) or 0)
-            now = roster.await_next(self.job, after=before, launcher=launcher, stop=self._stops_alone)
+            now = roster.await_next(self.job, after=before, launcher=launcher, stop=self._stops_waiting)
             rank = now.rank_of(os.getpid())
             assert rank is not None
             self.place = replace(
                 self.place, rank=rank, ranks=now.ranks, local_ranks=now.beside(rank), restarts=now.number, roster=now
             )
+
+    def _stops_waiting(self) -> bool:
+        """A process in no group, which may be a spare, hears of its device here; of a stop, see `_stops_alone`."""
+        self._make_room("its device has recovered")
+        return self._stops_alone()
 
     def _stops_alone(self) -> bool:
         """Asked to stop while others are away: nobody is there to agree on it with. This rank can save the state."""
@@ -377,6 +388,8 @@ class _Life:
             told = Told(self.label)
         if told.from_cpu and self.groups == 1:
             self.link.snapshots.memory.agree_on_newest()  # if this device is wrong, all come back to here
+        if self.movable:
+            self.link.snapshots.keep_start(self.place.restarts)
         left_out = group.left_out() if self.place.stays else []
         if isinstance(self.link, Writer):
             _check_progress(self.job, self.link.snapshots.step, len(left_out), self.settings.retry.without_progress)

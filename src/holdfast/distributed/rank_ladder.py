@@ -221,14 +221,13 @@ class RankLadder:
         seat = self._seats[number]
         return bool(seat.pid) and seat.device != seat.context.device
 
-    @property
-    def someone_leaves(self) -> bool:
-        return any(self.leaves(seat.number) for seat in self._seats)
-
     # -- faults --------------------------------------------------------------------------------------------
 
-    def ended(self, number: int, pid: int, code: int, *, generation: int) -> None:
-        """A process of this seat has ended: the next one is on the device that the ladder says."""
+    def ended(self, number: int, pid: int, code: int, *, generation: int, counts: bool = True) -> None:
+        """A process of this seat has ended: the next one is on the device that the ladder says.
+
+        One that does not count is no fault of its device.
+        """
         seat = self._seats[number]
         beat = self._look(seat)
         self._read_mail(seat)
@@ -238,7 +237,7 @@ class RankLadder:
         seat.close_board()
         left = self.job.left(number, pid)
         fault = fault_of(self.job, number, pid, left, device=seat.device, exit_code=lambda: code) if code else None
-        if fault is not None:
+        if fault is not None and counts:
             self._answer(seat, pid, _placed(fault, beat), generation)
 
     def _answer(self, seat: _Seat, pid: int, fault: Fault, generation: int) -> None:

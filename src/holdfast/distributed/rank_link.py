@@ -186,6 +186,31 @@ class Snapshots:
             known = self._others[seat] = names, self.job.arenas(seat)
         return known[1]
 
+    def keep_start(self, generation: int) -> None:
+        """What this rank begins with counts as agreed on, if its device has no part in it.
+
+        All come back to here if the device is wrong before it is compared. A device has no part in what came from
+        others or from disk, nor in what is older than a comparison that agreed.
+        """
+        start, slots = self.start, [slot for arena in self.memory.arenas for slot in arena.slots]
+        if start is None or int(parts_of(start).get("count", 1)) > 1:
+            return
+        if any(slot.agreed and slot.read() is not None for slot in slots):
+            return
+        numbers = read_meta(start)["session"]
+        sequence, step = int(numbers["sequence"]), int(numbers["step"])
+        own = next((slot for slot in slots if (held := slot.read()) is not None and held.sequence == sequence), None)
+        if own is not None:
+            if any(slot.agreed and slot.age > own.age for slot in slots):  # given up because of another rank
+                own.agree()
+            return
+        arena = self.arena(len(start))
+        slot = arena.choose(set())
+        slot.begin(sequence)
+        slot.payload(len(start))[:] = start
+        slot.commit(sequence=sequence, step=step, generation=generation, size=len(start))
+        slot.agree()
+
     @property
     def step(self) -> int:
         """Steps done where the run goes on."""
@@ -329,13 +354,13 @@ class Writer(LocalLink):
         rank_undo.give_up(known, self.memory)
         undone = rank_undo.news(self.job, known)
         for each in undone:
-            if each.step is not None:
-                set_aside(self.run.path, each.step, best=self.teller.undo(each.step))
+            set_aside(self.run.path, each.step, best=self.teller.undo(each.step))
         saved, passed_over = checkpoint.newest_good(self.run.path / "checkpoints")
         for path, reason in passed_over:
             self.teller.emit("note", text=f"checkpoint {path.name} is skipped: {reason}")
         self.checkpoint = self.saved = saved
         self.snapshots.find(group, saved)
+        rank_undo.begin(self.job, self.snapshots.step)
         self._tell_who_was_lost()
         for each in undone:
             self._tell_undone(each)
@@ -444,13 +469,12 @@ class Writer(LocalLink):
             self.run.update_info(state=RunState.RUNNING, accounts=self.accounts.to_json())
 
     def _tell_undone(self, undone: rank_undo.Undone) -> None:
-        if undone.step is None:
-            text = "no snapshot is left from before the numbers went wrong: the run goes on from the newest"
+        before, to = self.accounts.steps, min(undone.step, self.snapshots.step)
+        if not undone.agreed:
+            text = "no snapshot is left from before the numbers went wrong: the run goes on from where it was launched"
             self.teller.emit("note", text=text)
-            return
-        before = self.accounts.steps
-        self.accounts.undo(undone.step)
-        self.teller.emit("undone", from_step=before, to_step=undone.step, rank=undone.seat)
+        self.accounts.undo(to)
+        self.teller.emit("undone", from_step=before, to_step=to, rank=undone.seat)
 
     def _tell_how_many(self) -> None:
         """Which seats are empty now, and which are filled again."""

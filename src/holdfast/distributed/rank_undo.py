@@ -6,8 +6,9 @@
     news(job, known)                               # the rank that writes: what it has not told yet
 
 The state of all ranks is the same, and one rank's wrong gradients are in it from the next step on. So all go back to
-the last snapshot at which the device of that rank and the CPU agreed. That rank holds it in a slot of its own; those
-that have overwritten theirs get the bytes from it.
+the last snapshot at which the device of that rank and the CPU agreed, or which the device had no part in. That rank
+holds it in a slot of its own; those that have overwritten theirs get the bytes from it. If it holds none, all go back
+to where the launch began: to the checkpoint, or to the beginning.
 
 Snapshots count on when a run goes back. A snapshot is given up if it is newer than the one to go back to and was made
 in a group that had the wrong rank in it, so that what is committed afterwards stays.
@@ -23,7 +24,7 @@ from holdfast.base import dataclass_json
 from holdfast.distributed.job import Job
 from holdfast.state.slot_memory import Memory
 
-_NOTE, _TOLD = "undone", "undone-told"
+_NOTE, _TOLD, _BEGAN = "undone", "undone-told", "began"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,19 @@ class Undone:
     seat: int
     generation: int
     """The group in which it was noticed."""
-    sequence: int | None = None
-    """The snapshot to go on from; None if no slot of that rank holds one that was agreed on."""
-    step: int | None = None
+    sequence: int = 0
+    """The snapshot to go on from; 0 if no slot of that rank holds one that was agreed on: all are given up."""
+    step: int = 0
+
+    @property
+    def agreed(self) -> bool:
+        return self.sequence > 0
+
+
+def begin(job: Job, step: int) -> None:
+    """The launch goes on from this step, in a checkpoint or at the beginning. Of later calls nothing changes."""
+    if not job.noted(_BEGAN):
+        job.note(_BEGAN, {"step": step})
 
 
 def decide(job: Job, *, seat: int, generation: int) -> Undone:
@@ -47,7 +58,7 @@ def decide(job: Job, *, seat: int, generation: int) -> Undone:
             best = commit.sequence, commit.step
         for slot in arena.slots:
             slot.close()
-    made = Undone(seat, generation, *(best or (None, None)))
+    made = Undone(seat, generation, *(best or (0, int(job.noted(_BEGAN).get("step", 0)))))
     job.note(_NOTE, {"all": [*map(dataclass_json.write, _all(job)), dataclass_json.write(made)]})
     return made
 
@@ -67,8 +78,6 @@ def known_to(group: Exchange, job: Job) -> list[Undone]:
 def give_up(known: Iterable[Undone], memory: Memory) -> None:
     """Of the slots of this rank. Doing it again changes nothing."""
     for each in known:
-        if each.sequence is None:
-            continue
         for arena in memory.arenas:
             for slot in arena.slots:
                 commit = slot.read(savepoints=True)
