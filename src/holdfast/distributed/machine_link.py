@@ -348,7 +348,11 @@ class MachineLink:
         while (end := self._in.find(b"\n")) >= 0:
             line = bytes(self._in[:end])
             del self._in[: end + 1]  # moves nothing: a bytearray can begin later
-            message = self._record(line) if len(line) <= self._most else self._no_end()
+            if len(line) > self._most:
+                self._no_end()
+                self._in.clear()
+                return
+            message = self._record(line)
             if message is None:
                 self._in.clear()
                 return
