@@ -343,8 +343,9 @@ def test_machines_that_do_not_fit(tmp_path: Path, what: str) -> None:
 def test_a_machine_with_another_token_is_turned_away_and_the_right_one_is_waited_for(tmp_path: Path) -> None:
     with (
         Machines(2, share=[tmp_path]) as machines,
-        Several(machines, tmp_path, 2, start=False, env={"HOLDFAST_TOKEN": "a"}) as launch,
+        Several(machines, tmp_path, 2, wait="8", start=False, env={"HOLDFAST_TOKEN": "a"}) as launch,
     ):
+        launch.go(8)
         launch.start(0)
         launch.start(1, HOLDFAST_TOKEN="b")
         ended = launch.end(1)

@@ -130,8 +130,11 @@ def test_a_line_of_a_stranger_ends_its_connection_alone(leading: Leading, what: 
     stranger.line()
     lines = {"brackets": b"[" * 8000, "objects": b'{"a":' * 1600, "pulse": json.dumps(Pulse(1.0).to_json()).encode()}
     told = {**OWN.to_json(), "nonce": "a", "proof": "00", "machine": 1, "host": "x" * 5000, **STRANGE.get(what, {})}
+    link = leading.agent._strangers[0].link
     stranger.sock.sendall(lines.get(what, json.dumps(told).encode()) + b"\n")
     leading.until(stranger.is_closed)
+    if what in lines:
+        assert link._why == "it sent something that is no message of this version"
     assert leading.job.outcome is None
     assert leading.client().hello()["kind"] == "welcome"
 
@@ -166,8 +169,8 @@ def test_many_lines_take_time_in_proportion() -> None:
         return time.process_time() - began
 
     seconds(1000)
-    few, many = min(seconds(2_000) for _ in range(3)), seconds(40_000)
-    assert many < 20 * few * 5, "twenty times as many lines"
+    few, many = min(seconds(2_000) for _ in range(3)), seconds(160_000)
+    assert many < 80 * few * 3, "eighty times as many lines"
     link.close()
     far.close()
 

@@ -350,7 +350,9 @@ class MachineLink:
             del self._in[: end + 1]  # moves nothing: a bytearray can begin later
             if len(line) > self._most:
                 self._no_end()
-            message = self._record(line) if len(line) <= self._most else None
+                self._in.clear()
+                return
+            message = self._record(line)
             if message is None:
                 self._in.clear()
                 return
