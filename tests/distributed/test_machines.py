@@ -112,7 +112,7 @@ def test_a_cable_is_cut_and_the_others_wait(tmp_path: Path, seconds: int) -> Non
     _show(launch)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_cable_is_cut_for_ever(tmp_path: Path) -> None:
     """The machine gives up, and what it has in memory is on its disk."""
     words = ("--min-ranks", "1", "--wait-for-machines", "8s")
@@ -174,7 +174,7 @@ def test_a_slow_or_a_lossy_network(tmp_path: Path, delay: float, loss: float) ->
     _show(launch)
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["power", "killed"])
 def test_the_first_machine_dies(tmp_path: Path, how: str) -> None:
     """The others stop. The newest state is on the disk of a machine that is left, and a run can go on from it."""
@@ -356,7 +356,7 @@ def test_a_machine_with_another_token_is_turned_away_and_the_right_one_is_waited
         assert f"a machine at {machines.address(1)} cannot join: the tokens differ" in launch.notes()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_run_is_resumed_on_the_first_machine(tmp_path: Path) -> None:
     """The others give the script and its arguments as before."""
     with Machines(2, share=[tmp_path]) as machines, Several(machines, tmp_path, 2, wait="8", snapshot="1") as launch:
@@ -407,7 +407,7 @@ def test_a_stop_while_another_machine_is_away(tmp_path: Path) -> None:
         assert [path.name for path in (launch.run.path / "checkpoints").glob("[0-9]*")] == ["000007"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.parametrize("words", [(), ("--min-ranks", "1")], ids=["the others wait", "the others go on"])
 def test_a_machine_with_parts_of_the_model_loses_its_power(tmp_path: Path, words: tuple[str, ...]) -> None:
     """FSDP2: its parts were only in its memory. The first machine has copies of them."""
@@ -440,7 +440,7 @@ def _same_as_alone(weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
         assert (weights[name] - values).abs().max() < 1e-6, name
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_first_machine_dies_with_its_parts_of_the_model(tmp_path: Path) -> None:
     """FSDP2: the second machine has copies of its parts, saves the whole state, and a run can go on from it."""
     job = {"epochs": 8, "pause": 0.2, "snapshot": "1", "path": sharded_job.__file__}

@@ -372,7 +372,7 @@ def test_a_rank_that_was_named_gets_less(tmp_path: Path) -> None:
 
 
 @needs_fork
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_spare_has_the_part_of_the_rank_that_is_lost(tmp_path: Path, lost: int) -> None:
@@ -407,7 +407,7 @@ def test_what_one_rank_cannot_read_in_an_evaluation_is_trained_on(tmp_path: Path
 
 
 @needs_fork
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ddp", [False, True])
 def test_the_loss_of_ranks_of_different_kinds_may_differ_in_type(tmp_path: Path, ddp: bool) -> None:
