@@ -60,11 +60,11 @@ def wait_in_large_copies(folder: Path) -> None:
     """The slots are there and nothing is in them yet: a moment too short to be met from outside."""
     copy = torch._foreach_copy_
 
-    def slowly(to: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    def slowly(to: list[torch.Tensor], sources: list[torch.Tensor], *, non_blocking: bool = False) -> None:
         if any(source.numel() >= LARGE for source in sources) and not (folder / "go").exists():
             (folder / "growing").write_text(str(os.getpid()))
             while not (folder / "go").exists():
                 time.sleep(0.01)
-        copy(to, sources)
+        copy(to, sources, non_blocking=non_blocking)
 
     torch._foreach_copy_ = slowly
