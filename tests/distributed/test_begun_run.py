@@ -117,6 +117,7 @@ def _start(here: Path, number: int, *words: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.all
 def test_three_starts_at_once_make_one_run(here: Path) -> None:
     """Those that come late end with 75, which schedulers know as "try again", and change nothing in the run."""
     (here / "x.py").write_text(SCRIPT)
@@ -146,6 +147,7 @@ def test_three_starts_at_once_make_one_run(here: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.all
 def test_a_changed_script_is_told(here: Path) -> None:
     (here / "x.py").write_text(SCRIPT)
     run = _begin("x.py")

@@ -31,6 +31,8 @@ from holdfast.distributed.machine_link import (
 )
 from holdfast.distributed.torchrun import Wanted
 
+pytestmark = pytest.mark.all
+"""Closing a leader takes two seconds, for each of these tests."""
 OWN = Hello("", "", 0, "leader", "", "m0", "1", "2.6", "digest", 2, 1)
 TOKEN = "secret"
 
