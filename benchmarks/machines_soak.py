@@ -88,7 +88,7 @@ class Soak:
     def ranks(self, number: int) -> list[int]:
         """Processes that are ranks on this machine now."""
         process = self.processes[number]
-        for path in Path(f"/proc/{process.pid}/root/dev/shm").glob("holdfast-job-*/owner.json"):
+        for path in Path("/proc", str(process.pid), "root", "dev", "shm").glob("holdfast-job-*/owner.json"):
             boards = Boards(Job(path.parent))
             try:
                 if json.loads(path.read_text())["pid"] == process.pid:

@@ -130,7 +130,7 @@ class Several:
         """The folder of the ranks of this machine, which lies in its own /dev/shm."""
         if number not in self._boards:
             process = self.processes[number]
-            for path in Path(f"/proc/{process.pid}/root/dev/shm").glob("holdfast-job-*/owner.json"):
+            for path in Path("/proc", str(process.pid), "root", "dev", "shm").glob("holdfast-job-*/owner.json"):
                 with contextlib.suppress(OSError, ValueError):
                     if json.loads(path.read_text())["pid"] == process.pid:
                         self._boards[number] = Boards(Job(path.parent))
