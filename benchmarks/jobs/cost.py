@@ -5,7 +5,8 @@
 
 The scripts are in benchmarks/jobs/stranger: `train(session)` and a bare loop in one file. The turns are bare, held,
 bare, held: the figure is the median step of the held windows over that of the bare ones, and bare over bare beside it
-says how much of it is noise (`--turns 2`: the first two alone, and nobody knows the noise). Windows of the first third
+(the second, fourth and so on against the first, third and so on) says how much of it is noise. `--turns 2` is the first
+two alone, and nobody knows the noise; on a host whose processes differ among themselves, take eight or twelve. Windows of the first third
 of a run do not count. Everything is on, with default settings. `cost.json` has all windows, `cost.md` the table. A job
 that does not get through in its share of the limit is said to.
 """
@@ -28,7 +29,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "stranger"
 SOURCE = HERE.parents[1] / "src"
-TURNS = ("bare", "held", "bare", "held")
+TURNS = ("bare", "held")
 SLACK = 1.5
 """How much more than its share of the time that is left one turn may take."""
 
@@ -116,7 +117,7 @@ def counted(windows: list[float]) -> list[float]:
 
 
 def measure(
-    name: str, job: Job, device: str, folder: Path, seconds: float, order: Sequence[str] = TURNS
+    name: str, job: Job, device: str, folder: Path, seconds: float, order: Sequence[str] = TURNS * 2
 ) -> dict[str, Any]:
     """All turns of a job, each with an equal share of what is left."""
     turns: list[dict[str, Any]] = []
@@ -132,12 +133,14 @@ def measure(
     if len(turns) < len(order) or turns[-1]["code"] != 0 or not all([*bare, *held]):
         code = turns[-1]["code"]
         return {**row, "error": "out of time" if code is None else f"{turns[-1]['how']} ended with {code}"}
-    middle = [statistics.median(windows) for windows in bare]
+    middle = {how: [statistics.median(windows) for windows in all_of] for how, all_of in (("bare", bare), ("held", held))}
+    first, second = middle["bare"][::2], middle["bare"][1::2]
+    row |= {"middle_ms": middle}
     row |= {"bare_ms": statistics.median([each for windows in bare for each in windows])}
     row |= {"held_ms": statistics.median([each for windows in held for each in windows])}
     row |= {
         "ratio": row["held_ms"] / row["bare_ms"],
-        "bare_over_bare": middle[1] / middle[0] if len(middle) > 1 else None,
+        "bare_over_bare": statistics.median(second) / statistics.median(first) if second else None,
     }
     took = {how: min(each["took_s"] for each in turns if each["how"] == how) for how in ("bare", "held")}
     return {**row, "bare_s": took["bare"], "held_s": took["held"]}
@@ -178,7 +181,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=540.0, help="seconds for all jobs together")
     parser.add_argument("--jobs", default="", help="names, with commas; all of the device's without it")
     parser.add_argument("--out", type=Path, default=Path("cost"), help="a folder for cost.json and cost.md")
-    parser.add_argument("--turns", type=int, default=4, choices=(2, 4), help="bare and held in turns: how many")
+    parser.add_argument("--turns", type=int, default=4, choices=range(2, 25, 2), help="bare and held in turns: how many")
     parser.add_argument("--keep-journals", action="store_true", help="put the journals of held runs into cost.json")
     parser.add_argument("--quick", action="store_true", help="tiny jobs: does this file work?")
     args = parser.parse_args()
@@ -199,7 +202,7 @@ def main() -> int:
             share = (until - time.monotonic()) / (len(names) - at)
             folder = Path(kept, name)
             folder.mkdir()
-            rows.append(measure(name, jobs[name], device, folder, share, TURNS[: args.turns]))
+            rows.append(measure(name, jobs[name], device, folder, share, TURNS * (args.turns // 2)))
             if args.keep_journals:
                 rows[-1]["journals"] = journals(folder)
             if "error" in rows[-1]:
