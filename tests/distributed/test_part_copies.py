@@ -20,7 +20,8 @@ from holdfast.base.board import Board
 from holdfast.distributed import part_copies, rank_link
 from holdfast.distributed.job import Job
 from holdfast.distributed.part_copies import CopyReceiver, CopySender
-from holdfast.distributed.rank_link import Snapshots, Writer
+from holdfast.distributed.rank_link import Writer
+from holdfast.distributed.rank_snapshots import Snapshots
 from holdfast.distributed.roster import Roster, far
 from holdfast.state.layout import META
 from holdfast.state.shards import SHARED_OUT

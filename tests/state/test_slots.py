@@ -16,7 +16,7 @@ from holdfast.base.errors import UserError
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
 from holdfast.state.slot_memory import Memory
-from holdfast.state.slots import HEADER, Arena, Slot, no_room
+from holdfast.state.slots import HEADER, LARGE, Arena, Slot, no_room
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors are not inherited")
 
@@ -428,3 +428,32 @@ def test_a_savepoint_is_found_by_its_sequence_and_an_undone_one_is_not() -> None
     slot.undo()
     assert arena.find(5) is None
     arena.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is given back by Linux's advice alone")
+def test_when_training_is_over_only_what_is_saved_keeps_its_memory(tmp_path: Path) -> None:
+    mine = memory(tmp_path, [], slots=5)
+    arena = mine.grow(LARGE)
+    content = bytes(range(256)) * (LARGE // 256)
+    slots = [write(arena, sequence, content) for sequence in range(1, 6)]
+    slots[0].hold()
+    slots[1].lease()
+    mine.keep_last()
+    mine.wait_until_emptied()
+    kept = [os.fstat(slot.fd).st_blocks * 512 >= LARGE for slot in slots]
+    assert kept == [True, True, False, True, True]  # held, leased, the end and the one before it
+    assert [slot.read() is not None for slot in slots] == kept
+    assert all(bytes(slot.payload(LARGE)) == content for slot in (slots[0], slots[1], slots[3], slots[4]))
+    mine.close()
+
+
+def test_a_snapshot_whose_pages_are_mapped_at_once_is_the_same(tmp_path: Path) -> None:
+    mine = memory(tmp_path, [], slots=3)
+    arena = mine.grow(LARGE)
+    content = bytes(range(256)) * (LARGE // 256)
+    slot = write(arena, 1, content)
+    theirs = Arena.open([os.dup(fd) for fd in arena.fds])
+    theirs.slots[slot.index].map_in(LARGE)
+    assert bytes(theirs.slots[slot.index].payload(LARGE)) == content
+    theirs.close()
+    mine.close()

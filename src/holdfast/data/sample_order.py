@@ -36,7 +36,7 @@ def mix(values: Words) -> Words:
     return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
 
 
-def _mix_word(value: int) -> int:
+def mix_word(value: int) -> int:
     """`mix` of a single word, for which numpy is ten times slower than plain arithmetic."""
     z = (value + _GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -44,17 +44,17 @@ def _mix_word(value: int) -> int:
     return z ^ (z >> 31)
 
 
-def _key(*parts: int) -> int:
+def key_of(*parts: int) -> int:
     """One word out of several, each mixed in turn, so that (1, 2) and (2, 1) differ."""
     word = 0
     for part in parts:
-        word = _mix_word(word ^ (part & _MASK))
+        word = mix_word(word ^ (part & _MASK))
     return word
 
 
 def permutation(seed: int, epoch: int, length: int) -> Indices:
     """The shuffled order of `length` samples: sorted by a hash of (seed, epoch, index), ties by index."""
-    words = mix(np.arange(length, dtype=np.uint64) ^ np.uint64(_key(seed, _ORDER, epoch)))
+    words = mix(np.arange(length, dtype=np.uint64) ^ np.uint64(key_of(seed, _ORDER, epoch)))
     return np.argsort(words, kind="stable").astype(np.int64, copy=False)
 
 
@@ -135,11 +135,11 @@ class Coverage:
 
 def sample_seeds(seed: int, epoch: int, indices: Indices) -> Words:
     """Three words a sample, a row each, for torch, numpy and random."""
-    base = mix(indices.astype(np.uint64) ^ np.uint64(_key(seed, _SAMPLE, epoch)))
+    base = mix(indices.astype(np.uint64) ^ np.uint64(key_of(seed, _SAMPLE, epoch)))
     return mix(np.add.outer(base, np.arange(3, dtype=np.uint64)))
 
 
 def collate_seeds(seed: int, epoch: int, batch: int) -> list[int]:
     """Three words for the collate function of a batch (mixup and the like draw there)."""
-    base = _key(seed, _COLLATE, epoch, batch)
-    return [_mix_word((base + k) & _MASK) for k in range(3)]
+    base = key_of(seed, _COLLATE, epoch, batch)
+    return [mix_word((base + k) & _MASK) for k in range(3)]

@@ -24,40 +24,31 @@ they are seeded anew from (seed, rank, place in the loop), so they need not be s
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d as c10d  # the script has others of these functions (script_calls.py)
 
-from holdfast.base.board import Board, Phase
+from holdfast.base.board import Board
 from holdfast.base.errors import UserError
 from holdfast.data.generators import NAMES, seed
-from holdfast.data.sample_order import _key, _mix_word
-from holdfast.distributed.connections import connections, ends, hang_up, has_ended
-from holdfast.distributed.group_shares import CHANGE, GroupShares
+from holdfast.data.sample_order import key_of, mix_word
+from holdfast.distributed.connections import connections, ends
+from holdfast.distributed.group_shares import CHANGE
 from holdfast.distributed.job import Job
-from holdfast.distributed.leave_watch import LeaveWatch
-from holdfast.distributed.meeting import meet
-from holdfast.distributed.place import LAUNCHER, MACHINE, Place
+from holdfast.distributed.joined_ranks import About, GroupBroken, JoinedRanks, PeerLost, is_sent
+from holdfast.distributed.place import Place
 from holdfast.distributed.rank_devices import IN_PARTS
-from holdfast.distributed.roster import CONNECT, ask, await_next, gather, invited, store_path
+from holdfast.distributed.roster import invited
 from holdfast.distributed.share_keeper import Policy
-from holdfast.distributed.shared_votes import SharedVotes
-from holdfast.distributed.wrapped import Wrapped
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Move
 from holdfast.faults.terms import Action
 from holdfast.run.commit_points import CommitPoint
 from holdfast.state.shared_out import is_shared_out
-from holdfast.state.torch_private import broadcast_all, set_timeout
 from holdfast.worker.peers import PeerFault
 
 if TYPE_CHECKING:
@@ -67,16 +58,9 @@ if TYPE_CHECKING:
     from holdfast.worker.peers import Peers, Trained
     from holdfast.worker.step import Work
 
-_KINDS = list(Kind)
 _ACTIONS = list(Action)
 _RANK = 4
 """A stream of random words of its own, beside those of the samples (sample_order.py)."""
-_GRADIENTS, _DONE, _MOVE, _BOUNDARY, _SNAPSHOTS, _SEQUENCE, _SHARES = range(1, 8)
-_MOST_SNAPSHOTS = 64
-_AT_ONCE = 64 << 20
-"""Bytes of parameters and buffers that go in one exchange."""
-
-
 _COMMIT, _MEET = 1, 2
 """What rank 0 wishes for at the end of a body: a commit, or a commit and then the next group. More in group_shares."""
 PIECES = "pieces"
@@ -85,15 +69,7 @@ _LOOK = 0.05
 """Seconds between two looks for a new rank."""
 
 
-class PeerLost(BaseException):
-    """Another rank is gone, or does not answer: this one leaves the group. Let it propagate: it is not an error."""
-
-
-class GroupBroken(Exception):
-    """The connections broke inside a step: this rank, and each of the others, can still go back to where it began."""
-
-
-class Group:
+class Group(JoinedRanks):
     """The ranks of a run, as one of them sees the others."""
 
     def __init__(
@@ -111,54 +87,28 @@ class Group:
     ) -> None:
         """`one_card`: NCCL cannot join these ranks, two of them share a card or one is on the CPU. `mixed`: they are on
         devices of different kinds."""
-        self.place = place
-        self.rank = place.rank
-        self.ranks = place.ranks
-        self.neighbours = place.local_ranks
+        super().__init__(
+            place, board, job, device=device, patience=patience, one_card=one_card, mixed=mixed, policy=policy
+        )
         self.seed = seed
-        self.wrapped = Wrapped(active=place.stays)
-        self._board = board
-        self._job = job
         self._mixed = mixed
-        policy = policy or Policy()
-        names = range(place.ranks) if place.roster is None else place.roster.seats
-        wanted = place.ranks if place.roster is None else len(policy.devices) or place.roster.wanted
-        self.sharing = GroupShares(policy, job, names, place.rank, self.wrapped, device, mixed=mixed, wanted=wanted)
         self._unread_loss = self.sharing.accelerated
         """The ranks add their loss up in an exchange, because the host does not read it on an accelerator."""
-        # NCCL refuses two ranks on one card; gloo goes through the memory of the host.
-        self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not one_card else "gloo"
-        self._patience = patience
         self._share = 1.0 / place.ranks
         self._fewest: int | None = None
         """Samples of this batch that the rank with the smallest part has."""
         self._finest = False
         """Ranks with parts of the state compute this batch in as many pieces as that rank can make."""
-        self._sockets: frozenset[tuple[int, int]] = frozenset()
-        """The connections to the others, by descriptor and inode."""
-        self._in_step = False
-        """A broken group can be built anew from here, and the step tried again."""
-        self.all_had = 0
-        """The newest snapshot that every rank with any had reached when this group began."""
         self._agreed = self._stop = False
         """The last step was one of all ranks, and whether one of them wants to stop."""
         self._loss: Tensor | None = None
         """Of this rank's part, until those of the others are known."""
         self._exchanging = False
         """Others may be inside an exchange of a wrapper: a vote would not reach them."""
-        self._ground: Trained | None = None
-        """None until something is protected."""
-        self._shared: SharedVotes | None = None
-        """Only where all ranks are on this machine and stay."""
-        self._watch: LeaveWatch | None = None
-        """Only where they are on several machines."""
         self._brief = self._past = False
         """The step ends with the vote before its exchange; and that vote is over, so that others may have gone on."""
-        self._leaving = False
-        """A new rank waits, and all have agreed to meet it after their next commit."""
-        self._invited = False
         self._looked = 0.0
-        """Of rank 0: whether the agent has invited it to meet a new rank, and when it has looked last."""
+        """Of rank 0: when it has looked last whether a new rank waits."""
 
     @classmethod
     def join(cls, place: Place, board: Board, job: Job, **how: Any) -> Group:
@@ -170,154 +120,6 @@ class Group:
             group.leave()
             raise
         return group
-
-    def _meet(self) -> None:
-        place, patience = self.place, timedelta(seconds=self._patience)
-        before = connections()
-        with self._talking():
-            if place.stays:
-                store = self._meet_in_store()
-                if place.roster is not None and place.roster.spans:  # a machine may be lost while they connect
-                    self._sockets = frozenset()
-                    lead = int(os.environ.get(MACHINE) or 0) == 0
-                    self._watch = LeaveWatch(
-                        self._job,
-                        place.restarts,
-                        lambda: self._sockets or connections() - before,
-                        launcher=0 if lead else _launcher(),
-                    )
-                self._connect(store, timedelta(seconds=self._time_to_connect))
-                set_timeout(dist.group.WORLD, patience)
-            else:
-                host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-                serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and place.rank == 0
-                tcp = dist.TCPStore(host, port, place.ranks, serves, timeout=patience, wait_for_workers=False)
-                self._connect(meet(tcp, place.rank, place.ranks, patience=self._patience), patience)
-        self._sockets = connections() - before
-
-    @property
-    def _time_to_connect(self) -> float:
-        return CONNECT if self.place.roster is None else self.place.roster.connect
-
-    def _meet_in_store(self) -> dist.Store:
-        """All ranks of this roster are here, and this is where they find each other's addresses.
-
-        On one machine that is a file. On several, rank 0 serves a store for this roster alone. A rank that connects to
-        it has heard of its port from its agent, so no rank finds a store that belongs to another roster.
-        """
-        job, place = self._job, self.place
-        where = (job, place.rank, place.ranks, place.restarts)
-        if place.roster is None or not place.roster.spans:
-            self._shared = SharedVotes(job, place.restarts, place.rank, place.ranks)
-            gather(*where, launcher=_launcher())
-            return dist.FileStore(str(store_path(job, place.restarts)), place.ranks)
-        host, how = os.environ["MASTER_ADDR"], {"wait_for_workers": False}
-        patience = timedelta(seconds=self._time_to_connect)
-        if place.rank == 0:
-            served = dist.TCPStore(host, 0, place.ranks, True, timeout=patience, **how)
-            gather(*where, launcher=_launcher(), port=served.port)
-            return served
-        port = gather(*where, launcher=_launcher())
-        return dist.TCPStore(host, port, place.ranks, False, timeout=patience, **how)
-
-    def _connect(self, store: dist.Store, patience: timedelta) -> None:
-        rank, ranks = self.place.rank, self.place.ranks
-        c10d.init_process_group(self._backend, store=store, rank=rank, world_size=ranks, timeout=patience)
-
-    def leave(self) -> None:
-        """Break the connections, so that nobody waits for this rank, and forget the group."""
-        self.wrapped.close()
-        self.sharing.close()
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        if self._watch is not None:
-            self._watch.end()
-            self._watch = None
-        if self._shared is not None:
-            self._shared.close()
-            self._shared = None
-        hang_up(self._sockets)
-        self._sockets = frozenset()
-        if dist.is_initialized():
-            c10d.destroy_process_group()
-
-    def begin(self) -> None:
-        """This rank begins anew, with the script: all have to, or the group is of no use."""
-        self._agree_to_begin(anew=True)
-
-    def _agree_to_begin(self, *, anew: bool) -> None:
-        if self.place.stays:
-            rows = self._gather(torch.tensor([float(anew)], dtype=torch.float64))
-            if any(bool(row) != anew for row in rows):
-                raise PeerLost("some ranks begin anew and others do not")
-
-    def _rebuild(self) -> None:
-        """The same ranks in a new group, inside of a step. PeerLost if they are not the same: then all begin anew."""
-        phase = self._board.phase
-        self._board.enter(Phase.PEERS)  # others may take long to come here: that is no hang of this rank
-        before = self.place.roster
-        self._hang_up()
-        ask(self._job, self.place.restarts)
-        now = await_next(self._job, after=self.place.restarts, launcher=_launcher())
-        if before is None or before.pids != now.pids:
-            raise PeerLost("a rank was lost")
-        self.place = replace(self.place, restarts=now.number, roster=now)
-        self._invited = self._leaving = False  # an invitation is to the roster that was
-        self._meet()
-        self._agree_to_begin(anew=False)
-        self.wrapped.follow(dist.group.WORLD)
-        self._board.enter(phase)
-
-    # -- voting --------------------------------------------------------------------------------------------
-
-    def _vote(self, about: int, *values: float, fault: Fault | None = None) -> list[list[float]]:
-        """Four numbers of every rank, by rank. Raises PeerFault if somebody hands in a fault, and it was not us.
-
-        PeerLost if the ranks are in different steps: one failed in a step that others have done. All go back then.
-        """
-        mine = torch.zeros(7, dtype=torch.float64)
-        mine[0] = 0 if fault is None else 1 + _KINDS.index(fault.kind)
-        mine[1] = about
-        mine[2] = 0 if self._ground is None else self._ground.position.step
-        for place, value in enumerate(values, 3):
-            mine[place] = value
-        rows = [row.tolist() for row in self._gather(mine)]
-        faults = [int(row[0]) for row in rows]
-        if len({row[2] for row in rows}) > 1 and (any(faults) or len({row[1] for row in rows}) == 1):
-            raise PeerLost("the ranks are in different steps")
-        if fault is None and any(faults):
-            rank = next(rank for rank, code in enumerate(faults) if code)
-            device = f"rank {self.place.seat_of(rank)}"
-            raise PeerFault(Fault(_KINDS[faults[rank] - 1], device, evidence={"rank": rank}))
-        if not any(faults) and len({row[1] for row in rows}) > 1:
-            raise UserError(
-                "the ranks do not take the same steps",
-                cause="one takes a step or ends a loop body where another does not",
-                hints=["the loop of a script must not depend on the rank: `session.rank` is for what is printed"],
-            )
-        return [row[3:] for row in rows]
-
-    @contextlib.contextmanager
-    def _talking(self) -> Iterator[None]:
-        """Waiting for others is no hang of this rank; when they are gone, neither is it this rank's error."""
-        before = self._board.phase
-        self._board.enter(Phase.PEERS)
-        try:
-            with self.sharing.waiting():
-                yield
-        except (RuntimeError, ValueError, OSError) as error:
-            text = str(error).partition("\n")[0]
-            raise GroupBroken(text) if self._in_step and self.wrapped else PeerLost(text) from error
-        self._board.enter(before)
-
-    def _gather(self, mine: Tensor) -> list[Tensor]:
-        if self.ranks == 1:
-            return [mine]
-        rows = [torch.empty_like(mine) for _ in range(self.ranks)]
-        with self._talking():
-            dist.all_gather(rows, mine)
-        return rows
 
     # -- one step ------------------------------------------------------------------------------------------
 
@@ -396,10 +198,6 @@ class Group:
             self._ground.cadence.agreed = bool(flags & (_COMMIT | _MEET | CHANGE))
             self._leaving = self._leaving or bool(flags & _MEET)
 
-    def _check_connections(self) -> None:
-        if self._is_broken():
-            raise GroupBroken("a rank is gone")
-
     def _bring_together(self, optimizers: Iterable[torch.optim.Optimizer], loss: Tensor) -> Tensor:
         self.sharing.computed()
         on_cpu = not self._unread_loss
@@ -417,7 +215,7 @@ class Group:
             with self._talking():
                 self._end_brief(self._shared.read(self._check_connections))
             return self._of_all(loss)
-        rows = self._vote(_GRADIENTS, *self._numbers(loss if on_cpu else None))
+        rows = self._vote(About.GRADIENTS, *self._numbers(loss if on_cpu else None))
         self._exchanging = False
         if self._brief:
             self._end_brief(rows)
@@ -433,20 +231,10 @@ class Group:
         float64 send through the host, which has it.
         """
         own = loss.detach()
-        own = own if _is_sent(own) else own.cpu()
+        own = own if is_sent(own) else own.cpu()
         total = own.double() * self._share if self._share else torch.zeros_like(own, dtype=torch.float64)
         self._add_up(total)
         return total.to(loss.device, loss.dtype)
-
-    def _add_up(self, tensor: Tensor) -> None:
-        """The sum over all ranks, in place."""
-        if self.ranks == 1:
-            return
-        sent = tensor if _is_sent(tensor) else tensor.cpu()
-        with self._talking():
-            dist.all_reduce(sent)
-        if sent is not tensor:
-            tensor.copy_(sent)
 
     def _end_brief(self, rows: Iterable[Sequence[float]]) -> None:
         self._agree(rows)
@@ -496,7 +284,7 @@ class Group:
     @contextlib.contextmanager
     def averaging(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
         def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            self._vote(_GRADIENTS)
+            self._vote(About.GRADIENTS)
             self._reduce(self._own_part([optimizer]))
 
         self._begin_attempt()
@@ -532,7 +320,7 @@ class Group:
         if self._past and fault is None:
             return None
         loss, self._loss = self._loss, None
-        rows = self._vote(_DONE, *self._numbers(loss if fault is None else None), fault=fault)
+        rows = self._vote(About.DONE, *self._numbers(loss if fault is None else None), fault=fault)
         if fault is not None:  # the others raise PeerFault in this vote: nobody has agreed on what rank 0 wishes for
             self._in_step = self._exchanging = self._agreed = False
             return fault
@@ -597,13 +385,9 @@ class Group:
         """Whether an error outside of a step may come from a connection that ended: an evaluation exchanges too."""
         return bool(self.wrapped) and self._is_broken()
 
-    def _is_broken(self) -> bool:
-        """Whether a connection to another rank has ended."""
-        return any(has_ended(fd, inode) for fd, inode in self._sockets)
-
     def agree_on(self, move: Move) -> Move:
         """The furthest that anybody has to go."""
-        rows = self._vote(_MOVE, _ACTIONS.index(move.action), move.pieces)
+        rows = self._vote(About.MOVE, _ACTIONS.index(move.action), move.pieces)
         action, pieces = _ACTIONS[int(max(row[0] for row in rows))], int(max(row[1] for row in rows))
         return Move(action, move.rung, pieces, reason=move.reason, new_worker=move.new_worker)
 
@@ -621,7 +405,7 @@ class Group:
         if self.wrapped.parts:
             self._job.note(IN_PARTS, {"parts": True})
             self._job.note(f"ends-{self.place.restarts}-{self.rank}", {"ends": sorted(ends(connections()).values())})
-        rows = self._vote(_SEQUENCE, ground.snapshots.next_sequence - 1)
+        rows = self._vote(About.SEQUENCE, ground.snapshots.next_sequence - 1)
         ground.snapshots.start_after(int(max(row[0] for row in rows)))
         if self.wrapped.parts:
             self._sockets |= self._to_ranks()
@@ -631,28 +415,6 @@ class Group:
 
     def shares(self, name: str) -> Shares | None:
         return self.sharing.of(name)
-
-    def _from_rank_0(self, payload: bytes) -> bytes:
-        """What rank 0 has to say, in all ranks."""
-        size = int(self._vote(_SHARES, len(payload))[0][0])
-        if self.ranks == 1 or not size:
-            return payload
-        said = torch.frombuffer(bytearray(payload or bytes(size)), dtype=torch.uint8)
-        with self._talking():
-            dist.broadcast(said, 0)
-        return bytes(said.numpy().tobytes())
-
-    def _to_ranks(self) -> frozenset[tuple[int, int]]:
-        """Connections of groups that the script has made, one for each axis of its mesh: a rank that leaves ends those
-        too. Both ends are known, so that other connections of the script are left alone."""
-        notes = [self._job.noted(f"ends-{self.place.restarts}-{rank}") for rank in range(self.ranks)]
-        if self.place.roster is not None and self.place.roster.spans:  # other machines have notes of their own
-            notes = [{}, *self.of_all([notes[self.rank]])]
-            notes.remove(self._job.noted(f"ends-{self.place.restarts}-{self.rank}"))
-            others = {str(end) for note in notes for end in note.get("ends", ())}
-        else:
-            others = {str(end) for rank, note in enumerate(notes) if rank != self.rank for end in note.get("ends", ())}
-        return frozenset(each for each, end in ends(connections(), far=True).items() if end in others)
 
     def leaving_out(self, loader: str) -> LeaveOut | None:
         """All begin anew at the last commit, and leave the samples out from the batch on that they are in.
@@ -679,17 +441,6 @@ class Group:
         """What any rank of this group has found so far, in the same order in all of them."""
         return self.of_all(self._job.noted(self._left_out).get("all", []))
 
-    def of_all(self, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What each rank knows, put together in the order of ranks, and each thing once."""
-        mine = json.dumps(known, sort_keys=True).encode() if known else b""
-        most = int(max(row.item() for row in self._gather(torch.tensor([len(mine)]))))
-        if not most:
-            return []
-        rows = self._gather(torch.frombuffer(bytearray(mine.ljust(most)), dtype=torch.uint8))
-        texts = (bytes(row.tolist()).strip() for row in rows)
-        found = [each for text in texts if text for each in json.loads(text)]
-        return list({json.dumps(each, sort_keys=True): each for each in found}.values())
-
     def landed(self, ground: Trained) -> None:
         self._reseed(ground)
 
@@ -698,7 +449,7 @@ class Group:
         if self._agreed and at.by_cadence:
             stop = self._stop
         else:
-            rows = self._vote(_BOUNDARY, 0.0, stop, self._wishes(), self.sharing.own_s)
+            rows = self._vote(About.BOUNDARY, 0.0, stop, self._wishes(), self.sharing.own_s)
             self._agree(rows)
             stop = self._stop
         self._agreed = False
@@ -725,79 +476,16 @@ class Group:
         own = (each for module in ground.modules() for each in module.parameters() if not is_shared_out(each))
         self._from_first(list(own))
 
-    @torch.no_grad()
-    def _from_first(self, tensors: list[Tensor]) -> None:
-        """What rank 0 has, in all ranks: initial weights, and buffers such as running means."""
-        if self.ranks == 1 or not tensors:
-            return
-        world = dist.group.WORLD
-        assert world is not None
-        with self._talking():
-            own = [each.detach() for each in tensors]
-            sent = [each if _is_sent(each) else each.cpu() for each in own]
-            broadcast_all(world, sent, _AT_ONCE)
-        for each, received in zip(own, sent, strict=True):
-            if received is not each:
-                each.copy_(received)
-
     def _reseed(self, ground: Trained) -> None:
         """Random words of this rank's own from here on, the same whenever the run comes by."""
         place = ground.position
-        base = _key(self.seed, _RANK, self.rank, place.epoch, place.step, place.samples)
-        words = [_mix_word(base + index) for index in range(4)]
+        base = key_of(self.seed, _RANK, self.rank, place.epoch, place.step, place.samples)
+        words = [mix_word(base + index) for index in range(4)]
         seed(words, NAMES)
         if ground.device.type == "cuda":
             torch.cuda.manual_seed(words[3] >> 1)
 
     # -- snapshots -----------------------------------------------------------------------------------------
-
-    def newest_common(self, sequences: Iterable[int]) -> tuple[int | None, int]:
-        """The newest snapshot to go on from, and a rank that has it: one that all have who have any, or any at all."""
-        mine = torch.full((_MOST_SNAPSHOTS,), -1, dtype=torch.int64)
-        own = sorted(set(sequences))[-_MOST_SNAPSHOTS:]
-        mine[: len(own)] = torch.tensor(own, dtype=torch.int64)
-        held = [{int(each) for each in row.tolist() if each >= 0} for row in self._gather(mine)]
-        holders = [rank for rank, each in enumerate(held) if each]
-        if not holders:
-            return None, 0
-        self.all_had = min(max(held[rank]) for rank in holders)
-        common = set.intersection(*(held[rank] for rank in holders))
-        newest = max(common) if common else max(max(held[rank]) for rank in holders)
-        return newest, next(rank for rank in holders if newest in held[rank])
-
-    def somebody(self, value: int) -> tuple[int, int]:
-        """The largest value that any rank has, and the first rank that has it."""
-        rows = self._vote(_SNAPSHOTS, value)
-        largest = max(row[0] for row in rows)
-        return int(largest), next(rank for rank, row in enumerate(rows) if row[0] == largest)
-
-    def hand_over(
-        self,
-        payload: memoryview | None,
-        source: int,
-        *,
-        wanted: bool,
-        whole: Callable[[], memoryview | None] | None = None,
-    ) -> memoryview | None:
-        """The bytes of a snapshot from the rank that has it to those that want it; others keep their own.
-
-        `whole` makes what is sent, in place of `payload`.
-        """
-        rows = self._vote(_SNAPSHOTS, wanted)
-        if not any(row[0] for row in rows):
-            return payload
-        own = payload
-        if whole is not None and self.rank == source:
-            payload = whole()
-        size = int(self._vote(_SNAPSHOTS, 0 if payload is None else len(payload))[source][0])
-        if self.rank == source:
-            assert payload is not None
-            sent = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        else:
-            sent = torch.empty(size, dtype=torch.uint8)
-        with self._talking():
-            dist.broadcast(sent, source)
-        return memoryview(bytearray(sent.numpy().tobytes())) if wanted else own
 
 
 def _take_parts_back(modules: Iterable[torch.nn.Module]) -> None:
@@ -807,16 +495,6 @@ def _take_parts_back(modules: Iterable[torch.nn.Module]) -> None:
             reshard = getattr(each, "reshard", None)
             if reshard is not None and hasattr(each, "set_requires_gradient_sync"):
                 reshard()
-
-
-def _is_sent(tensor: Tensor) -> bool:
-    """Whether gloo and NCCL take it from where it is. From other kinds of devices it goes through the host."""
-    return tensor.device.type in ("cpu", "cuda")
-
-
-def _launcher() -> int:
-    """The process of the agent, which replaces ranks that are lost."""
-    return int(os.environ.get(LAUNCHER) or 0)
 
 
 if TYPE_CHECKING:

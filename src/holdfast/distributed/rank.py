@@ -285,7 +285,8 @@ class _Life:
 
     def _in_one_group(self) -> bool:
         """Train until it is over; False if the group broke and this process goes on in another one."""
-        from holdfast.distributed.group import Group, PeerLost
+        from holdfast.distributed.group import Group
+        from holdfast.distributed.joined_ranks import PeerLost
         from holdfast.distributed.roster import RosterGone
         from holdfast.worker import worker
         from holdfast.worker.session import LostWorker, StopRun
@@ -493,7 +494,8 @@ def _run_script(
     left_out: Sequence[dict[str, Any]],
 ) -> None:
     from holdfast.data import sample_marks
-    from holdfast.distributed.group import PIECES, PeerLost
+    from holdfast.distributed.group import PIECES
+    from holdfast.distributed.joined_ranks import PeerLost
     from holdfast.distributed.script_calls import group_is_here
     from holdfast.faults.ladder import Rung
     from holdfast.worker import worker

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,13 @@ from holdfast.base.errors import GaveUp
 from holdfast.base.files import open_regular, read_json
 from holdfast.base.human import duration
 from holdfast.distributed import rank_devices, rank_ladder, rank_mail, rank_undo, roster
-from holdfast.distributed.group import PIECES, Group, PeerLost
+from holdfast.distributed.group import PIECES, Group
 from holdfast.distributed.job import GONE, Job
+from holdfast.distributed.joined_ranks import PeerLost
 from holdfast.distributed.machine_link import LONGEST, TIMES
 from holdfast.distributed.part_copies import NOT_KEPT
-from holdfast.distributed.place import MACHINE, Place
+from holdfast.distributed.place import Place
+from holdfast.distributed.rank_snapshots import Snapshots, of_this_process
 from holdfast.distributed.torchrun import AGENT_LOG
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Move
@@ -41,180 +42,16 @@ from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.state.layout import read_meta
-from holdfast.state.shards import parts_of, put_together
-from holdfast.state.slot_memory import Memory
-from holdfast.state.slots import Arena, Commit, Slot
+from holdfast.state.shards import parts_of
+from holdfast.state.slots import Arena
 from holdfast.supervisor.undo import set_aside
 from holdfast.worker.local_run import LocalLink
-from holdfast.worker.worker import map_file
 
 _WRITER, _EMPTY, _DEVICES = "writer", "empty", "devices"
 """Notes in the job's folder: which process writes, which seats were empty when it began, which devices ranks had."""
 _AWAIT_PARTS = 0.005
 """Seconds between two looks at the snapshots of other ranks."""
 _EXIT = re.compile(r"\(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
-
-
-class Snapshots:
-    """The slots of one rank, and where to go on from."""
-
-    def __init__(self, job: Job, place: Place, settings: Settings) -> None:
-        self.memory = Memory(RunFolder(job.path), settings, portable=True, say=_say_nothing)
-        self.memory.folder = job.slots(place.seat)
-        self.memory.arenas = job.arenas(place.seat)
-        self.memory.release_leases()  # who held them is gone
-        self.job = job
-        self.seat = place.seat
-        self.all_are_here = place.stays and not int(os.environ.get(MACHINE) or 0)
-        """The snapshots of every rank are on this machine, its own or copies (part_copies.py)."""
-        self._stays = place.stays
-        self._made_by: dict[int, tuple[int, ...]] = {}
-        """By generation: the seats of a group that this process was in."""
-        self._others: dict[int, tuple[list[tuple[str, int]], list[Arena]]] = {}
-        self.start: memoryview | None = None
-        self.whole = False
-        """Nothing that all ranks had committed is missing from it."""
-
-    def rejoin(self) -> None:
-        self.memory.release_leases()
-        self.start = None
-
-    def arena(self, capacity: int) -> Arena:
-        arenas = self.memory.arenas
-        return arenas[-1] if arenas and arenas[-1].capacity >= capacity else self.memory.grow(capacity)
-
-    def find(self, group: Group, saved: checkpoint.Checkpoint | None) -> None:
-        """Agree with the others on what to go on from; what is newer than that never happened."""
-        held = {
-            commit.sequence: slot
-            for arena in self.memory.arenas
-            for slot in arena.slots
-            if (commit := slot.read()) is not None
-        }
-        told = held
-        if self.all_are_here:
-            told = held = {sequence: slot for sequence, slot in held.items() if self._has_all_parts(sequence, slot)}
-        elif self._stays and any(map(_is_part, held.values())):
-            told = {}  # the first machine has the parts of all ranks, and says which snapshots are whole
-        newest, holder = group.newest_common(told)
-        if newest is None:
-            step, holder = group.somebody(0 if saved is None else saved.step + 1)
-            payload = None if saved is None else map_file(saved.state)
-            self.start = None if step == 0 else group.hand_over(payload, holder, wanted=payload is None)
-            return
-        self.whole = newest >= group.all_had
-        for sequence, slot in held.items():
-            if sequence > newest:
-                slot.undo()
-        mine = held.get(newest)
-        commit = None if mine is None else mine.read()
-        payload = None if mine is None or commit is None else mine.payload(commit.size)
-        wanted = payload is None
-        if payload is not None and commit is not None and self._stays and not self.all_are_here:
-            others = self._made_by.get(commit.generation) != _seats_of(group)
-            wanted = others and int(parts_of(payload).get("count", 1)) > 1  # another part may be this rank's now
-        self.start = group.hand_over(payload, holder, wanted=wanted, whole=lambda: self._whole_of(payload, newest))
-        self._made_by[group.place.restarts] = _seats_of(group)
-
-    def _whole_of(self, payload: memoryview | None, sequence: int) -> memoryview | None:
-        """For ranks that have no part of it, or need another one."""
-        if payload is None or int(parts_of(payload).get("count", 1)) == 1 or not self._stays:
-            return payload
-        return self.all_parts(sequence)
-
-    def all_parts(self, sequence: int | None = None) -> memoryview | None:
-        """A snapshot with the parts of all ranks of this machine put together; None if a part is missing.
-
-        By default the one to go on from.
-        """
-        if sequence is None:
-            if self.start is None:
-                return None
-            sequence = int(read_meta(self.start)["session"]["sequence"])
-        found = self._parts_at(sequence)
-        if not found:
-            return None
-        made = put_together([payload for _, payload in found])
-        again = [slot.read(savepoints=True) for slot, _ in found]
-        same = all(now is not None and now.sequence == sequence for now in again)
-        return memoryview(made) if same else None  # a rank began to write there while it was read
-
-    def newest_whole(self) -> int | None:
-        """The newest snapshot of this rank of which all parts are there."""
-        slots = [slot for arena in self.memory.arenas for slot in arena.slots]
-        held = {commit.sequence: slot for slot in slots if (commit := slot.read()) is not None}
-        return max((each for each, slot in held.items() if self._has_all_parts(each, slot)), default=None)
-
-    def _has_all_parts(self, sequence: int, slot: Slot) -> bool:
-        commit = slot.read(savepoints=True)
-        if commit is None:
-            return False
-        return int(parts_of(slot.payload(commit.size)).get("count", 1)) == 1 or bool(self._parts_at(sequence))
-
-    def _parts_at(self, sequence: int) -> list[tuple[Slot, memoryview]]:
-        """All parts of a snapshot in their order; [] if one is missing."""
-        found: dict[tuple[int, int], dict[int, tuple[Slot, memoryview]]] = {}
-        for slot, commit, payload in self._everywhere(sequence):
-            parts = parts_of(payload)
-            of_one_group = found.setdefault((commit.generation, int(parts.get("count", 1))), {})
-            of_one_group.setdefault(int(parts.get("index", 0)), (slot, payload))
-        # A rank that was lost may have been ahead of the others, who have made that snapshot anew since then.
-        for (_, count), each in sorted(found.items(), key=lambda item: item[0], reverse=True):
-            if sorted(each) == list(range(count)):
-                return [each[index] for index in range(count)]
-        return []
-
-    def _everywhere(self, sequence: int) -> Iterator[tuple[Slot, Commit, memoryview]]:
-        """That snapshot in the slots of each rank that has it."""
-        for seat in self.job.seats():
-            for arena in self.memory.arenas if seat == self.seat else self._of(seat):
-                slot = arena.find(sequence)
-                commit = None if slot is None else slot.read(savepoints=True)
-                if slot is not None and commit is not None:
-                    yield slot, commit, slot.payload(commit.size)
-
-    def pulses(self) -> tuple[Any, ...]:
-        """Another value whenever something was written to the slots of another rank, its own or copies."""
-        others = (seat for seat in self.job.seats() if seat != self.seat)
-        return tuple((seat, *(slot.pulse for arena in self._of(seat) for slot in arena.slots)) for seat in others)
-
-    def _of(self, seat: int) -> list[Arena]:
-        """The slots of another rank, opened once."""
-        names = self.job.slot_names(seat)
-        known = self._others.get(seat)
-        if known is None or known[0] != names:
-            known = self._others[seat] = names, self.job.arenas(seat)
-        return known[1]
-
-    def keep_start(self, generation: int) -> None:
-        """What this rank begins with counts as agreed on, if its device has no part in it.
-
-        All come back to here if the device is wrong before it is compared. A device has no part in what came from
-        others or from disk, nor in what is older than a comparison that agreed.
-        """
-        start, slots = self.start, [slot for arena in self.memory.arenas for slot in arena.slots]
-        if start is None or int(parts_of(start).get("count", 1)) > 1:
-            return
-        if any(slot.agreed and slot.read() is not None for slot in slots):
-            return
-        numbers = read_meta(start)["session"]
-        sequence, step = int(numbers["sequence"]), int(numbers["step"])
-        own = next((slot for slot in slots if (held := slot.read()) is not None and held.sequence == sequence), None)
-        if own is not None:
-            if any(slot.agreed and slot.age > own.age for slot in slots):  # given up because of another rank
-                own.agree()
-            return
-        arena = self.arena(len(start))
-        slot = arena.choose(set())
-        slot.begin(sequence)
-        slot.payload(len(start))[:] = start
-        slot.commit(sequence=sequence, step=step, generation=generation, size=len(start))
-        slot.agree()
-
-    @property
-    def step(self) -> int:
-        """Steps done where the run goes on."""
-        return 0 if self.start is None else int(read_meta(self.start)["session"]["step"])
 
 
 class Follower:
@@ -228,7 +65,7 @@ class Follower:
         self.generation = place.restarts
         self.advanced = False
         """A step was committed in this group."""
-        self.snapshots = _of_this_process(snapshots, job, place, settings)
+        self.snapshots = of_this_process(snapshots, job, place, settings)
 
     def pause(self) -> None:
         """This process leaves its group and waits for the next."""
@@ -285,7 +122,7 @@ class Writer(LocalLink):
         self.place = place
         self.generation = place.restarts
         self.advanced = False
-        self.snapshots = _of_this_process(snapshots, job, place, settings)
+        self.snapshots = of_this_process(snapshots, job, place, settings)
         self.memory = self.snapshots.memory
         self._recovering: float | None = None
         self._counted = board.read().attempts
@@ -609,23 +446,6 @@ class Writer(LocalLink):
         return folder
 
 
-def _is_part(slot: Slot) -> bool:
-    commit = slot.read(savepoints=True)
-    return commit is not None and int(parts_of(slot.payload(commit.size)).get("count", 1)) > 1
-
-
-def _seats_of(group: Group) -> tuple[int, ...]:
-    return () if group.place.roster is None else group.place.roster.seats
-
-
-def _of_this_process(known: Snapshots | None, job: Job, place: Place, settings: Settings) -> Snapshots:
-    """Those that this process has in another role already, or new ones."""
-    if known is None:
-        return Snapshots(job, place, settings)
-    known.rejoin()
-    return known
-
-
 def _tail(path: Path, most: int = 65536) -> str:
     try:
         with open_regular(path) as file:
@@ -633,7 +453,3 @@ def _tail(path: Path, most: int = 65536) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
-
-
-def _say_nothing(*_: Any, **__: Any) -> None:
-    return None

@@ -1,4 +1,4 @@
-"""torch's elastic agent as a child of `holdfast launch`: for several machines, and where forking is not safe. No torch.
+"""torch's elastic agent as a child of `holdfast launch`: where forking is not possible. No torch.
 
     agent = TorchrunAgent(job, command_for(wanted, ["train", "my_script.py"], run_id), env, log)
 

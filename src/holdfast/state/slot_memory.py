@@ -10,6 +10,7 @@ The supervisor owns it, so it outlives every worker. It is in RAM where there is
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -23,6 +24,8 @@ from holdfast.state.slots import HEADER, LEAST, Arena, Commit, Slot, no_room
 
 SHARE = 0.5
 """Of the memory that is free, the part snapshots may take when nobody said otherwise."""
+_LAST = 2
+"""Snapshots that are read when a run is over: that of the end, and the one before, which may be saved and equal."""
 
 
 class Memory:
@@ -36,6 +39,7 @@ class Memory:
         self.evidence: set[int] = set()
         """Sequences of snapshots before a step that failed: held until it is known whose fault that was."""
         self._say = say
+        self._emptying: threading.Thread | None = None
 
     def newest_slot(self) -> tuple[Arena, Commit] | None:
         found = [(arena, commit) for arena in self.arenas if (commit := arena.newest()) is not None]
@@ -168,7 +172,22 @@ class Memory:
         self.evidence.discard(sequence)
         self.let_go(sequence)
 
+    def keep_last(self) -> None:
+        """Training is over: only what is saved now is needed. The memory of the other slots is given back meanwhile,
+        beside the save: of a large state that takes seconds."""
+        last = sorted((commit.sequence for commit in self._commits()), reverse=True)[:_LAST]
+        spare = [slot for arena in self.arenas for slot in arena.slots if not (slot.held or slot.leased)]
+        spare = [slot for slot in spare if (commit := slot.read()) is None or commit.sequence not in last]
+        if spare:
+            self._emptying = threading.Thread(target=_empty, args=(spare,), daemon=True)
+            self._emptying.start()
+
+    def wait_until_emptied(self) -> None:
+        if self._emptying is not None:
+            self._emptying.join()
+
     def close(self) -> None:
+        self.wait_until_emptied()
         self._close(list(self.arenas))
         remove(self.folder)
 
@@ -225,6 +244,11 @@ class Memory:
 def _fewer(count: int, wanted: SnapshotSettings, why: str | None) -> str:
     said = f"memory for {count} of {wanted.slots} slots: {why}"
     return said if count > LEAST else f"{said}; nothing is committed while a checkpoint is written"
+
+
+def _empty(slots: list[Slot]) -> None:
+    for slot in slots:
+        slot.empty()
 
 
 def _copy(arena: Arena, commit: Commit, target: Slot) -> None:

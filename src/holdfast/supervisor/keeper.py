@@ -198,6 +198,7 @@ class Keeper:
 
     def _write(self, request: Wish, slot: Slot, commit: Commit) -> tuple[dict[str, Any] | None, OSError | None]:
         """The checkpoint, then the weights. They are smaller, and may find room where the checkpoint found none."""
+        slot.map_in(commit.size)
         payload = slot.payload(commit.size)
         check = partial(self._check_untouched, slot, commit)
         run = Path(request.folder) if request.folder else self.run

@@ -123,6 +123,7 @@ class Ending(RunEnd):
 
     def finish(self) -> None:
         """Training is over: its result is saved, or the run is not finished, however well it trained."""
+        self.context.memory.keep_last()
         if not self.save_last(weights=["final"]):
             self.stop_at_once(self._signals.newest)
         elif self._saving.refused is not None or self._no_weights():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from holdfast.devices.probe_catalog import Probe
@@ -11,19 +11,53 @@ if TYPE_CHECKING:
     from holdfast.probes.bench import Bench
     from holdfast.probes.compare import Outcome
 
-PROBES = [Probe("known answers", "answer", "launch", ("",), quick=True)]
+PROBES = [
+    Probe("known answers", "answer", "launch", ("",), quick=True),
+    Probe("known answers bf16", "answer_of_bf16", "training", ("",), precision="bf16"),
+    Probe("known answers of Triton", "answer_of_triton", "compile", ("",), situation="compile", kinds=("cuda",),
+          deadline_s=240.0),
+]  # fmt: skip
+"""The quick set has the first alone. The kernels of the others are loaded or compiled for that, which takes as long as
+all other quick probes together; a run asks for the answers of those that its own loss was computed with."""
 
 
 def answer(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
     """A product, a convolution and attention of small whole numbers."""
-    from holdfast.probes.compare import Outcome
+    from holdfast.worker.operators.zeros import WIDE
+
+    yield _asked(bench, WIDE)
+
+
+def answer_of_bf16(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
+    """The same by other kernels, on other units of the device."""
+    from holdfast.worker.operators.zeros import NARROW, WIDE
+
+    yield _asked(bench, [NARROW.format(each) for each in WIDE])
+
+
+def _asked(bench: Bench, names: Collection[str]) -> Outcome:
     from holdfast.worker.operators.zeros import silent
 
     bench.tell("")
     with bench.on():
-        found = silent(bench.device)
+        found = silent(bench.device, triton=False, only=names)
     bench.wait()
-    if found:
-        yield Outcome(why=f"{', '.join(found)} does not give the known answer", facts={"silent": found})
-    else:
-        yield Outcome(facts={"silent": []})
+    return _told(found)
+
+
+def answer_of_triton(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
+    """A kernel of Triton that doubles small whole numbers."""
+    from holdfast.worker.operators.zeros import silent_triton
+
+    bench.tell("")
+    with bench.on():
+        found = silent_triton(bench.device)
+    yield _told(found)
+
+
+def _told(found: list[str]) -> Outcome:
+    from holdfast.probes.compare import Outcome
+
+    if not found:
+        return Outcome(facts={"silent": []})
+    return Outcome(why=f"{', '.join(found)} does not give the known answer", facts={"silent": found})

@@ -24,6 +24,7 @@ _OWN_KERNELS = ("torch", "triton", "holdfast")
 """Packages that bring kernels of Triton which a script does not use by importing them."""
 Function = Callable[..., Tensor]
 PRODUCT, CONVOLUTION, ATTENTION = "a matrix product", "a convolution", "attention"
+WIDE = (PRODUCT, CONVOLUTION, ATTENTION)
 NARROW = "{} of bf16"
 _NODES = {"Convolution": CONVOLUTION, "Attention": ATTENTION}
 """What is in the name of a node of the backward graph, and the operator it belongs to."""
@@ -46,7 +47,7 @@ def silent(
             continue
         found += [f"{name} in {part}" for part in wrong]
     if device.type == "cuda" and triton:
-        found += _of_triton(device, turn)
+        found += silent_triton(device, turn)
     return found
 
 
@@ -154,7 +155,8 @@ def _same(found: Tensor, right: Tensor) -> bool:
     return bool(distance <= 0.01 * right.cpu().double().norm() + 1e-3)
 
 
-def _of_triton(device: torch.device, turn: int) -> list[str]:
+def silent_triton(device: torch.device, turn: int = 0) -> list[str]:
+    """The same for a kernel of Triton, which is compiled for that."""
     try:
         from holdfast.worker.operators import triton_kernel
     except Exception:  # no Triton, or one that does not fit this torch: then nothing is compiled with it either
