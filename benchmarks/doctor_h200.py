@@ -30,9 +30,9 @@ from typing import Any
 from common import ROOT, STATE, Bound, adopt, at_most, command, exactly, gpu, machine, say, told, versions, write
 
 from holdfast.console.output import table
-from holdfast.devices import examination
+from holdfast.devices import doctor
 from holdfast.devices.battery import Host, run_one
-from holdfast.devices.examination import Doctor
+from holdfast.devices.doctor import Doctor
 from holdfast.devices.examined import Listener, Patient
 from holdfast.devices.remedies import BACKENDS
 from holdfast.devices.results import ProbeResult
@@ -220,7 +220,7 @@ def full(order: Order) -> dict[str, Any]:
         "counts": counts,
         "verdict": verdict,
         "tried": recorder.tried,
-        "checks": examination.summary(recorder.results),
+        "checks": doctor.summary(recorder.results),
         "not_passed": [each.to_json() for each in recorder.results if each.status != "passed"],
         "share_of_bound": _shares(recorder.results),
         "sustained": next((each.evidence for each in recorder.results if each.probe == "sustained load"), None),
@@ -284,7 +284,7 @@ def tf32(order: Order) -> dict[str, Any]:
 
 
 def _checks(device: str, probe: str, host: Host) -> dict[str, Any]:
-    return examination.summary(run_one(device, probe, host=host))
+    return doctor.summary(run_one(device, probe, host=host))
 
 
 def tf32_bounds(measured: dict[str, Any]) -> list[Bound]:

@@ -80,7 +80,7 @@ def measured() -> dict[str, dict[str, Any]]:
             "value": _read(
                 "ranks-cpu.json", "measured", "4 ranks", "seconds_from_the_last_beat_to_the_next_commit", "p50"
             ),
-            "from": "ranks-cpu.json: 4 ranks over gloo on 2 cores that had other work, too",
+            "from": "ranks-cpu.json: 4 ranks over gloo on 2 cores",
         },
         "checkpoint": {
             "value": state_mb / storage["megabytes"] * storage["write_s"],

@@ -26,7 +26,7 @@ from typing import Any
 from common import JOBS, RESULTS, ROOT, STATE, Bound, adopt, exactly, say, told, write
 
 from holdfast.devices.battery import Host
-from holdfast.devices.examination import Doctor
+from holdfast.devices.doctor import Doctor
 from holdfast.devices.examined import Patient
 from holdfast.injection import symptoms
 from holdfast.injection.ailments import VARIABLE

@@ -18,7 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from holdfast.devices import consultation, recorded
+from holdfast.devices import crash_advice, recorded
 from holdfast.devices.survey.records import Device, TorchBuild
 from holdfast.run.scrubber import left_in
 
@@ -75,7 +75,7 @@ def convert(report: dict[str, Any], message: str = "") -> dict[str, Any]:
         "findings": sorted({each["code"] for each in about.get("findings", ())}),
     }
     there = recorded.short(case, "report")
-    said = consultation.consult(there.inventory(), there.env, there.message, there.ended)
+    said = crash_advice.consult(there.inventory(), there.env, there.message, there.ended)
     said_json = {"code": said.code, "sentence": said.sentence, "commands": [*said.commands]} if said else None
     return {**case, "expect": said_json}
 

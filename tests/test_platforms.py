@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.devices import inspection
+from holdfast.devices import inventory_findings
 from holdfast.devices.findings import explained
 from tests.devices import machines
 
@@ -143,7 +143,7 @@ def test_the_look_at_modules_sees_what_it_should() -> None:
 )
 def test_the_doctor_says_what_degrades(name: str, codes: list[str], tmp_path: Path) -> None:
     here = machines.load(name, tmp_path).inventory()
-    said = [each for each in inspection.of_inventory(here, {}) if each.code.startswith("D09")]
+    said = [each for each in inventory_findings.of_inventory(here, {}) if each.code.startswith("D09")]
     assert [each.code for each in said] == codes
     for each in said:
         assert each.sentence() != explained(each.code).title, "the line is filled in"

@@ -24,6 +24,7 @@ USED = (
     "torch._C._current_graph_task_id",
     "torch._C._get_mkldnn_enabled",
     "torch._C._get_nnpack_enabled",
+    "torch._C._len_torch_dispatch_stack",
     "torch._C._set_mkldnn_enabled",
     "torch._C._set_nnpack_enabled",
     "torch._debug_has_internal_overlap",

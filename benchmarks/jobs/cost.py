@@ -6,9 +6,9 @@
 The scripts are in benchmarks/jobs/stranger: `train(session)` and a bare loop in one file. The turns are bare, held,
 bare, held: the figure is the median step of the held windows over that of the bare ones, and bare over bare beside it
 (the second, fourth and so on against the first, third and so on) says how much of it is noise. `--turns 2` is the first
-two alone, and nobody knows the noise; on a host whose processes differ among themselves, take eight or twelve. Windows of the first third
-of a run do not count. Everything is on, with default settings. `cost.json` has all windows, `cost.md` the table. A job
-that does not get through in its share of the limit is said to.
+two alone, and nobody knows the noise; on a host whose processes differ among themselves, take eight or twelve. Windows
+of the first third of a run do not count. Everything is on, with default settings. `cost.json` has all windows,
+`cost.md` the table. A job that does not get through in its share of the limit is said to.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def measure(
     if len(turns) < len(order) or turns[-1]["code"] != 0 or not all([*bare, *held]):
         code = turns[-1]["code"]
         return {**row, "error": "out of time" if code is None else f"{turns[-1]['how']} ended with {code}"}
-    middle = {how: [statistics.median(windows) for windows in all_of] for how, all_of in (("bare", bare), ("held", held))}
+    both = {"bare": bare, "held": held}
+    middle = {how: [statistics.median(windows) for windows in all_of] for how, all_of in both.items()}
     first, second = middle["bare"][::2], middle["bare"][1::2]
     row |= {"middle_ms": middle}
     row |= {"bare_ms": statistics.median([each for windows in bare for each in windows])}
@@ -181,7 +182,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=540.0, help="seconds for all jobs together")
     parser.add_argument("--jobs", default="", help="names, with commas; all of the device's without it")
     parser.add_argument("--out", type=Path, default=Path("cost"), help="a folder for cost.json and cost.md")
-    parser.add_argument("--turns", type=int, default=4, choices=range(2, 25, 2), help="bare and held in turns: how many")
+    parser.add_argument("--turns", type=int, default=4, choices=range(2, 25, 2), help="bare and held: how many")
     parser.add_argument("--keep-journals", action="store_true", help="put the journals of held runs into cost.json")
     parser.add_argument("--quick", action="store_true", help="tiny jobs: does this file work?")
     args = parser.parse_args()

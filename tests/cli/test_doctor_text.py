@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.cli import doctor, doctor_text
 from holdfast.console.output import Screen
-from holdfast.devices import diagnosis, inspection, probe_catalog
+from holdfast.devices import diagnosis, inventory_findings, probe_catalog
 from holdfast.devices.advice import advice
 from holdfast.devices.examined import Examined, Patient
 from holdfast.devices.remedies import search
@@ -123,7 +123,7 @@ def view_of(story: Story, root: Path) -> tuple[doctor_text.View, Inventory]:
     here = replace(there.inventory(), disk=DISK)
     if here.system.os == "linux":  # the kernel of this machine otherwise
         here = replace(here, system=replace(here.system, kernel="6.8.0-45-generic"))
-    found = inspection.of_inventory(here, there.env)
+    found = inventory_findings.of_inventory(here, there.env)
     seen = [examined(patient, story) for patient in doctor.patients(here, found, story.asked)]
     usable = [each.verdict.device for each in seen if each.verdict.trainable]
     view = doctor_text.View(

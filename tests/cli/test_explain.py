@@ -176,7 +176,7 @@ What you can do
   Install a build that has the card's architecture: the remedy names it where
   one is known. A virtual environment of its own keeps the one you have.
 
-Measured by  holdfast/devices/inspection.py::of_inventory
+Measured by  holdfast/devices/inventory_findings.py::of_inventory
 """
 
 

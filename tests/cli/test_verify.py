@@ -16,19 +16,19 @@ import pytest
 from holdfast.cli import main as cli
 from holdfast.cli import verify
 from holdfast.testing import KINDS
-from holdfast.verification import examination
+from holdfast.verification import card_check
 
 
 def test_what_is_done_to_a_card_is_what_is_safe_there() -> None:
-    assert examination.faults_for("cpu", "cpu") == (["sigkill", "segfault", "oom_in_step", "hang"], {})
-    done, left_out = examination.faults_for("nvidia", "cuda:0")
+    assert card_check.faults_for("cpu", "cpu") == (["sigkill", "segfault", "oom_in_step", "hang"], {})
+    done, left_out = card_check.faults_for("nvidia", "cuda:0")
     assert done[-2:] == ["cuda_oom", "cuda_assert"] and set(left_out) == {"cuda_illegal", "endless_kernel"}
-    done, left_out = examination.faults_for("amd", "cuda:0")
+    done, left_out = card_check.faults_for("amd", "cuda:0")
     assert "cuda_assert" not in done and "desktop" in left_out["cuda_assert"]
-    done, left_out = examination.faults_for("apple", "mps")
-    assert not set(done) & set(examination.REAL) and set(left_out) == set(examination.REAL)
+    done, left_out = card_check.faults_for("apple", "mps")
+    assert not set(done) & set(card_check.REAL) and set(left_out) == set(card_check.REAL)
     for kind in ("cpu", "nvidia", "amd", "intel", "apple"):
-        done, left_out = examination.faults_for(kind, kind)
+        done, left_out = card_check.faults_for(kind, kind)
         assert set(done) | set(left_out) <= set(KINDS) and not set(done) & set(left_out)
 
 
@@ -52,7 +52,7 @@ def receipt(**more: Any) -> dict[str, Any]:
     ],
 )
 def test_the_answer(about: dict[str, Any], trained: dict[str, Any] | None, good: bool) -> None:
-    assert examination.good(about, trained) is good
+    assert card_check.good(about, trained) is good
 
 
 def test_a_report_with_something_private_in_it_is_not_written(
@@ -61,7 +61,7 @@ def test_a_report_with_something_private_in_it_is_not_written(
     """What scrubbing misses must not get out: here a report is made that was never scrubbed."""
     monkeypatch.setenv("USER", "annabel")
     spoiled = {"device": "cpu", "answer": "yes", "summary": [], "text": "annabel"}
-    monkeypatch.setattr(examination, "conduct", lambda *args, **more: spoiled)
+    monkeypatch.setattr(card_check, "conduct", lambda *args, **more: spoiled)
     path = tmp_path / "report.json"
     assert cli.main(["verify", "--device", "cpu", "-o", str(path)]) == 2
     assert not path.exists() and "was not written" in capsys.readouterr().err

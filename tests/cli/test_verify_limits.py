@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.devices import recorded
 from holdfast.testing import bounded
-from holdfast.verification import examination, plain_training
+from holdfast.verification import card_check, plain_training
 
 CASES = Path(__file__).resolve().parents[1] / "devices" / "cases"
 DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); sys.stdin.read()"
@@ -35,7 +35,7 @@ def test_a_command_that_will_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -
 def test_time_is_over_for_all_of_it() -> None:
     """Neither the doctor nor the training after it goes on; the report says that they were not done with."""
     began = time.monotonic()
-    report = examination.conduct("cpu", say=lambda text: None, limit_s=12.0)
+    report = card_check.conduct("cpu", say=lambda text: None, limit_s=12.0)
     assert (report["answer"], report["limit_s"]) == ("unfinished", 12.0)
     assert time.monotonic() - began < 120
 
@@ -49,7 +49,7 @@ def test_plain_torch_trains_to_the_same_bits_after_a_process_was_killed() -> Non
     assert (trained["state"], trained["faults_asked"]) == ("FINISHED", ["sigkill"])
     assert (receipt["weights_equal"], receipt["faults_injected"], receipt["survived"]) == (True, 1, True)
     assert "numpy" in trained["without"] and said[-1] == "run after the faults"
-    assert examination.good({"verdict": "trusted"}, trained)
+    assert card_check.good({"verdict": "trusted"}, trained)
 
 
 @pytest.mark.long
@@ -78,10 +78,10 @@ def test_what_three_trainings_show(whole: list[str | None], late: bool, said: bo
 
 
 def test_without_numpy_the_faults_that_need_our_loop_are_left_out_with_the_reason() -> None:
-    done, left_out = examination.faults_for("amd", "cuda:0", plain=True)
+    done, left_out = card_check.faults_for("amd", "cuda:0", plain=True)
     assert done == ["sigkill", "segfault", "cuda_oom"]
     assert "numpy" in left_out["hang"] and "desktop" in left_out["cuda_assert"]
-    assert examination.faults_for("cpu", "cpu", plain=True)[0] == ["sigkill", "segfault"]
+    assert card_check.faults_for("cpu", "cpu", plain=True)[0] == ["sigkill", "segfault"]
 
 
 @pytest.mark.long
@@ -91,7 +91,7 @@ def test_probes_and_the_plain_training_do_without_numpy() -> None:
         "import sys; sys.modules['numpy'] = None\n"
         "import importlib\n"
         "from holdfast.probes import child\n"
-        "for name in (*child.ProbeNursery.first, 'holdfast.verification.proof', 'holdfast.verification.examination'):\n"
+        "for name in (*child.ProbeNursery.first, 'holdfast.verification.proof', 'holdfast.verification.card_check'):\n"
         "    importlib.import_module(name)\n"
         "from holdfast.verification import plain_training\n"
         "sys.exit(plain_training.main(['cpu', '4']))\n"
@@ -107,5 +107,5 @@ def test_where_nobody_can_tell_which_card_shows_the_screen_a_person_is_asked(mon
     for os in ("linux", "windows", "macos"):
         here = replace(there, system=replace(there.system, os=os))
         monkeypatch.setattr("holdfast.devices.survey.take", lambda here=here: here)
-        asked[os] = any("may show the screen" in each for each in examination.dangers("cuda:0"))
+        asked[os] = any("may show the screen" in each for each in card_check.dangers("cuda:0"))
     assert asked == {"linux": False, "windows": True, "macos": True}

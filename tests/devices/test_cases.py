@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.devices import advice as advising
-from holdfast.devices import consultation, recorded
+from holdfast.devices import crash_advice, recorded
 from holdfast.devices.findings import explained
 from holdfast.faults.kinds import CODES
 
@@ -52,8 +52,8 @@ def test_there_are_thirty_of_which_ten_are_the_users_and_five_that_were_looked_a
 
 def test_a_message_without_a_word_of_a_report_speaks_against_the_report() -> None:
     there = recorded.load(FOLDER / "heldout-9070xt-grouped-mm.json")
-    told = consultation.consult(there.inventory(), there.env, there.message, there.ended)
-    other = consultation.consult(
+    told = crash_advice.consult(there.inventory(), there.env, there.message, there.ended)
+    other = crash_advice.consult(
         there.inventory(), there.env, "RuntimeError: nothing that any report tells", there.ended
     )
     assert told is not None and "_grouped_mm" in told.sentence
@@ -64,7 +64,7 @@ def test_a_message_without_a_word_of_a_report_speaks_against_the_report() -> Non
 def test_a_case(name: str) -> None:
     case = read(name)
     there = recorded.load(FOLDER / f"{name}.json")
-    said = consultation.consult(there.inventory(), there.env, there.message, there.ended)
+    said = crash_advice.consult(there.inventory(), there.env, there.message, there.ended)
     assert said is not None
     assert {"code": said.code, "sentence": said.sentence, "commands": [*said.commands]} == case["expect"]
     assert said.code in CODES.values() or explained(said.code).code == said.code
@@ -75,7 +75,7 @@ def test_a_case(name: str) -> None:
 def test_the_program_says_what_an_engineer_said_without_it(name: str) -> None:
     advice = read(name)["engineer"]
     there = recorded.load(FOLDER / f"{name}.json")
-    said = consultation.consult(there.inventory(), there.env, there.message, there.ended)
+    said = crash_advice.consult(there.inventory(), there.env, there.message, there.ended)
     assert said is not None
     assert advice["advice"].endswith(".") and advice["sentence"]
     assert [each for each in advice["sentence"] if not re.search(each, said.sentence)] == []
@@ -87,7 +87,7 @@ def test_the_program_says_what_an_engineer_said_without_it(name: str) -> None:
 def test_no_command_makes_it_worse(name: str) -> None:
     case = read(name)
     there = recorded.load(FOLDER / f"{name}.json")
-    said = consultation.consult(there.inventory(), there.env, there.message, there.ended)
+    said = crash_advice.consult(there.inventory(), there.env, there.message, there.ended)
     assert said is not None
     steps = advising.today(there.inventory(), there.env)
     typed = [*said.commands, *re.findall(r"`([^`]+)`", " ".join([*steps, said.sentence]))]

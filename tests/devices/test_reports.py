@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.devices import consultation, recorded
+from holdfast.devices import crash_advice, recorded
 from holdfast.run.scrubber import left_in
-from holdfast.verification import examination
+from holdfast.verification import card_check
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = ROOT / "tests" / "devices" / "reports"
@@ -36,7 +36,7 @@ def script(name: str) -> Any:
 def test_what_is_said_of_a_reported_machine(name: str) -> None:
     case = json.loads((REPORTS / f"{name}.json").read_text(encoding="utf-8"))
     there = recorded.load(REPORTS / f"{name}.json")
-    said = consultation.consult(there.inventory(), there.env, there.message, there.ended)
+    said = crash_advice.consult(there.inventory(), there.env, there.message, there.ended)
     told = {"code": said.code, "sentence": said.sentence, "commands": [*said.commands]} if said else None
     assert told == case["expect"]
 
@@ -107,25 +107,25 @@ def test_a_card_that_may_freeze_the_machine_is_not_touched_without_a_yes(monkeyp
     """What is examined after a no is the processor, whatever was asked for."""
     there = recorded.load(ROOT / "tests/devices/cases/user-5700xt-two-crashes.json").inventory()
     monkeypatch.setattr("holdfast.devices.survey.take", lambda: there)
-    danger = examination.dangers("cuda:0")
+    danger = card_check.dangers("cuda:0")
     assert any("runs as gfx1030" in each for each in danger) and any("reset by its driver" in each for each in danger)
-    assert examination.dangers("cpu") == []
+    assert card_check.dangers("cpu") == []
     examined: list[str | None] = []
 
     def examine(asked: str | None, *, full: bool, limit_s: float) -> dict[str, Any]:
         examined.append(asked)
         return {"devices": [], "usable": []}
 
-    monkeypatch.setattr(examination, "examine", examine)
+    monkeypatch.setattr(card_check, "examine", examine)
     asked: list[str] = []
 
     def no(question: str) -> bool:
         asked.append(question)
         return False
 
-    report = examination.conduct("cuda:0", say=lambda text: None, ask=no)
+    report = card_check.conduct("cuda:0", say=lambda text: None, ask=no)
     assert (examined, report["device"], report["asked"]["answer"]) == (["cpu"], "cpu", "no")
     assert "Save your work" in asked[0]
-    examination.conduct("cuda:0", say=lambda text: None, ask=lambda question: True)
-    examination.conduct("cpu", say=lambda text: None, ask=no)
+    card_check.conduct("cuda:0", say=lambda text: None, ask=lambda question: True)
+    card_check.conduct("cpu", say=lambda text: None, ask=no)
     assert (examined, len(asked)) == (["cpu", "cuda:0", "cpu"], 1)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.distributed.wrapped import Wrapped
-from holdfast.worker.session_base import named_by_kind
+from holdfast.worker.session_context import named_by_kind
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 

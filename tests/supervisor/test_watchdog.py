@@ -322,7 +322,7 @@ def test_a_step_that_was_called_hung_is_allowed_four_times_as_long() -> None:
     board.enter(Phase.FORWARD)
     beat = board.read()
     before = watch.limit(beat)
-    fault = watch.hang(beat, 12.0, before, "cuda:0", "no step and no output", {"busy": False})
+    fault = watch.fault_of(beat, 12.0, before, "cuda:0", "no step and no output", {"busy": False})
     assert (fault.kind, fault.step, fault.evidence["silence_s"], fault.evidence["busy"]) == (
         Kind.HANG,
         None,

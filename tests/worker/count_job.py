@@ -70,7 +70,7 @@ def train(session: holdfast.Session, *, tensors: int = 20, own: int = 0, out: st
     x = torch.randn(STEPS * 4, 4, generator=torch.Generator().manual_seed(1))
     data = holdfast.Loader(OfAScript(x) if own else TensorDataset(x, 2 * x), batch_size=4, shuffle=True)
     session.protect(model=model, optimizer=optimizer, data=data)
-    snapshots = session._ground.snapshots
+    snapshots = session._context.snapshots
     counter, found, before = Counter(), [], (0, 0)
     for _ in session.epochs(1):
         for batch in session.batches(data):

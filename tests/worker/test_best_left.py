@@ -300,7 +300,7 @@ def test_also_when_it_dies_after_the_value_and_before_its_weights(tmp_path: Path
     kept: dict[str, Tensor] = {}
 
     def train(session: Session) -> None:
-        link: Any = session._ground.link
+        link: Any = session._context.link
         send = link.send
 
         def die(message: Message) -> None:

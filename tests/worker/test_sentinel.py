@@ -256,8 +256,8 @@ def test_a_step_with_a_kernel_that_writes_nothing_is_never_committed(
         model = nn.ModuleDict({"plain": nn.Linear(64, 2), "picture": nn.Conv2d(1, 2, 3)})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         session.protect(model=model, optimizer=optimizer)
-        ground = session._ground
-        session._attempts.checks._keep_watch(ground.device, ground.snapshots)  # a run without a supervisor has none
+        context = session._context
+        session._attempts.checks._keep_watch(context.device, context.snapshots)  # a run without a supervisor has none
         x = torch.randn(4, 64)
         while session.step_count < 2:
             session.step(lambda b: model["plain"](b).square().mean(), x)

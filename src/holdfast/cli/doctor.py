@@ -30,9 +30,9 @@ from holdfast.cli import doctor_text
 from holdfast.console.output import Output, add_flags, duration
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser, UsageError, similar
-from holdfast.devices import examination, inspection, inventory, knowledge_file
+from holdfast.devices import inventory, inventory_findings, knowledge_file
 from holdfast.devices.advice import advice
-from holdfast.devices.examination import Doctor
+from holdfast.devices.doctor import Doctor, summary
 from holdfast.devices.examined import Examined, Listener, Patient
 from holdfast.devices.findings import Finding, finding
 from holdfast.devices.remedies import BACKENDS, Remedy
@@ -107,14 +107,17 @@ def run(args: argparse.Namespace) -> int:
             doctor.warm()
         bar.says("looking for devices")
         here = _survey()
-        found = inspection.of_inventory(here, os.environ, shm_bytes=machine.memory()["shm_bytes"])
+        found = inventory_findings.of_inventory(here, os.environ, shm_bytes=machine.memory()["shm_bytes"])
         seen = doctor.examine_all(patients(here, found, asked))
         bar.close()
         rate, trouble = disk_speed(here)
         problem = doctor.verdicts.problem
     usable = [each.verdict.device for each in seen if each.verdict.trainable]
-    system = [*(each for each in found if each.device in (inspection.SYSTEM, inspection.DISK)), *trouble]
-    last = None if asked else inspection.overall(here, usable)
+    system = [
+        *(each for each in found if each.device in (inventory_findings.SYSTEM, inventory_findings.DISK)),
+        *trouble,
+    ]
+    last = None if asked else inventory_findings.overall(here, usable)
     system += [last] if last else []
     lines = [] if asked else advice(here, usable)
     if output.as_json:
@@ -233,12 +236,12 @@ def disk_speed(here: Inventory, limit: int = 32 << 20, seconds: float = 1.0) -> 
                 written += os.write(fd, block)
             os.fsync(fd)
             rate = written / max(time.perf_counter() - began, 1e-9)
-            return rate, inspection.of_disk(disk.folder, rate)
+            return rate, inventory_findings.of_disk(disk.folder, rate)
         finally:
             os.close(fd)
     except OSError as error:
         evidence = {"folder": disk.folder, "why": error.strerror or str(error)}
-        return None, [finding("disk-cannot-be-written", inspection.DISK, evidence)]
+        return None, [finding("disk-cannot-be-written", inventory_findings.DISK, evidence)]
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -260,9 +263,9 @@ def _data(
                 "memory_bytes": device.memory_bytes if device else None,
                 "driver": device.driver if device else None,
                 "remembered": each.remembered,
-                "script": examination.summary([each.script]) if each.script else None,
+                "script": summary([each.script]) if each.script else None,
                 "seconds": round(each.seconds, 2),
-                "checks": examination.summary(each.results),
+                "checks": summary(each.results),
                 "cures": [cure.to_json() for cure in each.found.cures],
                 "tried": [attempt.remedy.name for attempt in each.found.attempts],
             }

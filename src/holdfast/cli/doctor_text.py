@@ -22,7 +22,7 @@ from holdfast.console.output import counted, duration, size, table
 from holdfast.console.text import without_control
 from holdfast.devices import remedies
 from holdfast.devices import words as device_words
-from holdfast.devices.inspection import LESS_WELL
+from holdfast.devices.inventory_findings import LESS_WELL
 from holdfast.devices.verdict import CARE, INFERENCE, REFUSED, TRUSTED, Policy, Verdict
 from holdfast.faults.terms import Level
 

@@ -17,11 +17,11 @@ from holdfast.base.errors import ExitCode, HoldfastError
 from holdfast.cli import doctor_text
 from holdfast.console.output import Output, print_error
 from holdfast.console.text import without_control
-from holdfast.devices import advice, consultation, inspection, knowledge_file, recorded, words
+from holdfast.devices import advice, crash_advice, inventory_findings, knowledge_file, recorded, words
 from holdfast.faults.terms import Level
 
 if TYPE_CHECKING:
-    from holdfast.devices.consultation import Opinion
+    from holdfast.devices.crash_advice import Opinion
     from holdfast.devices.findings import Finding
     from holdfast.devices.survey.records import Inventory
     from holdfast.planning.world import World
@@ -34,8 +34,8 @@ def show(args: argparse.Namespace, output: Output) -> int:
     with recorded.load(Path(args.recorded)) as there:
         here = there.inventory()
         message = args.message or there.message
-        found = inspection.of_inventory(here, there.env)
-        opinion = consultation.consult(here, there.env, message, there.ended)
+        found = inventory_findings.of_inventory(here, there.env)
+        opinion = crash_advice.consult(here, there.env, message, there.ended)
         steps = advice.today(here, there.env)
         if output.as_json:
             output.json(_data(there.name, here, found, opinion, steps))
@@ -53,7 +53,7 @@ def plan(args: argparse.Namespace, script: str, world: World, output: Output, wr
 
     with recorded.load(Path(args.recorded)) as there:
         here = there.inventory()
-        found = inspection.of_inventory(here, there.env)
+        found = inventory_findings.of_inventory(here, there.env)
         steps = advice.today(here, there.env)
         world = job_survey.recorded(world, here, found)
     if output.as_json:
@@ -107,7 +107,7 @@ def page(
             if each.device == device.id and (verbose or each.level != Level.NOTE):
                 yield from _wrapped(f"    {_SIGNS[each.level]} {each.code}  ", each.sentence(), width)
     for each in found:
-        if each.device == inspection.SYSTEM and (verbose or each.level != Level.NOTE):
+        if each.device == inventory_findings.SYSTEM and (verbose or each.level != Level.NOTE):
             yield from _wrapped(f"    {_SIGNS[each.level]} {each.code}  ", each.sentence(), width)
     if opinion is not None:
         yield ""

@@ -62,7 +62,7 @@ machine, verify asks you first; without an answer it skips the device.
 
 def run(args: argparse.Namespace) -> int:
     """Prove it, keep the report, say what came out."""
-    from holdfast.verification import examination
+    from holdfast.verification import card_check
 
     output = Output.from_args(args)
     device = inventory.check(args.device) if args.device and args.device != "auto" else None
@@ -71,12 +71,12 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.output) if args.output else None
     if path is not None and path.is_dir():
         raise UserError(f"{path} is a folder", hints=["name a file: -o report.json"])
-    minutes = args.minutes if args.minutes is not None else 60.0 if args.full else examination.LIMIT_S / 60
+    minutes = args.minutes if args.minutes is not None else 60.0 if args.full else card_check.LIMIT_S / 60
     if not 0.5 <= minutes <= 600:
         raise UserError(f"--minutes is {minutes:g}", hints=["use a number from 0.5 to 600"])
-    steps = args.steps or examination.STEPS
+    steps = args.steps or card_check.STEPS
     ask = None if args.yes else _ask
-    report = examination.conduct(device, full=args.full, steps=steps, say=output.note, ask=ask, limit_s=minutes * 60)
+    report = card_check.conduct(device, full=args.full, steps=steps, say=output.note, ask=ask, limit_s=minutes * 60)
     path = path or Path(_name(report["device"]))
     text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     found = left_in(text)

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from holdfast.devices import facts, knowledge
-from holdfast.devices.inspection import bugs_of, builds, could_train, rocm_of, served
+from holdfast.devices.inventory_findings import bugs_of, builds, could_train, rocm_of, served
 
 if TYPE_CHECKING:
     from holdfast.devices.survey.records import Device, Inventory

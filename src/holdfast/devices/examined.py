@@ -3,7 +3,7 @@
     Patient("cuda:0", "Radeon RX 7900 XTX", "gfx1100", "rocm")     # a device to be examined
     seen.verdict.state, seen.results, seen.remembered              # Examined: what was seen on it
 
-The examination itself is in examination.py.
+The examination itself is in doctor.py.
 """
 
 from __future__ import annotations

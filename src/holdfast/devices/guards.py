@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.devices import inspection, remedies
+from holdfast.devices import inventory_findings, remedies
 from holdfast.devices.ledger import Ledger, software
 from holdfast.devices.ledger_summary import same_software
 from holdfast.devices.survey.records import Cpu, Device, Inventory, System, TorchBuild
@@ -75,7 +75,7 @@ def bugs_of(label: str) -> list[Bug]:
     if found is None:
         return []
     card, inventory = found
-    return inspection.bugs_of(card, inventory, os.environ)
+    return inventory_findings.bugs_of(card, inventory, os.environ)
 
 
 @lru_cache(maxsize=16)

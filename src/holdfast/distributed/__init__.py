@@ -7,7 +7,7 @@ Outside of the ranks, without torch:
     leader.py, machine_agent.py, machines.py  several machines: the first decides who is in, the others follow
     machine_link.py, interfaces.py            what machines say to each other, and over which address
     roster.py, rank_devices.py, rank_ladder.py, rank_watch.py, rank_mail.py, rank_undo.py
-                                              who belongs to the run, on which device, who hangs, what follows from a fault
+                                              who belongs to the run, on which device, who hangs, what follows
     part_copies.py, rescue.py                 copies of parts on another machine; a machine that has lost the first one
     torchrun.py                               torch's agent, where forking is not possible
     sky.py                                    a task file for SkyPilot

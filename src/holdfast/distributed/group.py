@@ -3,7 +3,7 @@
     group = Group.join(place, board, job, device=device, seed=0, patience=1800.0)
     group.together(work)(loss)                   # the gradients of the whole batch in every rank, and its loss
     group.all_done(None)                         # everybody got through; PeerFault if somebody did not
-    group.at_boundary(ground, CommitPoint.BATCH, stop=False)
+    group.at_boundary(context, CommitPoint.BATCH, stop=False)
     group.newest_common([7, 8, 9])               # 9, or what all of those that have any have
 
 Every exchange begins with a vote: a few numbers of each rank, seen by all. A rank that met a fault votes so instead of
@@ -124,8 +124,8 @@ class Group(JoinedRanks):
     # -- one step ------------------------------------------------------------------------------------------
 
     def begin_step(self, batch: Batch | None) -> None:
-        if self._leaving and self._ground is not None and self._ground.uncommitted.count == 0:
-            self._ground.snapshots.flush()
+        if self._leaving and self._context is not None and self._context.uncommitted.count == 0:
+            self._context.snapshots.flush()
             raise PeerLost("a new rank waits")  # all ranks have this commit, and all have agreed to leave after it
         self._share = 1.0 / self.ranks if batch is None or batch.part is None else batch.share
         self._fewest = None if batch is None or batch.parts is None else batch.parts.fewest
@@ -141,8 +141,8 @@ class Group(JoinedRanks):
 
     def together(self, work: Work) -> Callable[[Tensor], Tensor]:
         self._begin_attempt()
-        ground = self._ground
-        self._brief = ground is not None and not ground.cadence.each_step and ground.uncommitted.count > 0
+        context = self._context
+        self._brief = context is not None and not context.cadence.each_step and context.uncommitted.count > 0
         # All of them anew for each attempt: `work` has those of the last one, and wrappers may exchange no more.
         wrapped = bool(self.wrapped)
         work.scale = self._share * self.ranks if wrapped else 1.0
@@ -169,15 +169,15 @@ class Group(JoinedRanks):
 
     def _wishes(self) -> int:
         """Of rank 0: whether this body should end with a commit, whether all leave the group after one, other parts."""
-        ground = self._ground
-        if self.rank or ground is None:
+        context = self._context
+        if self.rank or context is None:
             return 0
         shares = self.sharing.wishes()
         if self._newcomer_waits() or self.sharing.leaves:
             return _MEET | shares  # where a snapshot is still being copied, this commit waits for it
-        if ground.cadence.fixed is not None:
+        if context.cadence.fixed is not None:
             return shares
-        return shares | (_COMMIT if ground.cadence.wishes() and not ground.snapshots.busy else 0)
+        return shares | (_COMMIT if context.cadence.wishes() and not context.snapshots.busy else 0)
 
     def _newcomer_waits(self) -> bool:
         now = time.monotonic()
@@ -193,9 +193,9 @@ class Group(JoinedRanks):
         self._agreed, self._stop = True, any(row[1] for row in rows)
         flags = int(rows[0][2])
         self.sharing.agreed(flags, [row[3] for row in rows])
-        if self._ground is not None:
+        if self._context is not None:
             # A change of parts is committed as well, so that the state to go back to has it.
-            self._ground.cadence.agreed = bool(flags & (_COMMIT | _MEET | CHANGE))
+            self._context.cadence.agreed = bool(flags & (_COMMIT | _MEET | CHANGE))
             self._leaving = self._leaving or bool(flags & _MEET)
 
     def _bring_together(self, optimizers: Iterable[torch.optim.Optimizer], loss: Tensor) -> Tensor:
@@ -343,8 +343,8 @@ class Group(JoinedRanks):
         if fault is None and not broken:
             return None
         if self._past and fault is not None:  # others may be in the next step: no vote, and no way back to this one
-            assert self._ground is not None
-            self._ground.lose(fault.at(step=self._ground.position.step + 1))
+            assert self._context is not None
+            self._context.lose(fault.at(step=self._context.position.step + 1))
         own = None if broken else fault
         if broken or self._exchanging:
             if not self.place.stays:
@@ -361,14 +361,14 @@ class Group(JoinedRanks):
 
         A batch that was too large here is computed in more pieces there, by all.
         """
-        ground = self._ground
-        if own is not None and ground is not None:
+        context = self._context
+        if own is not None and context is not None:
             if own.kind is not Kind.OUT_OF_MEMORY or not own.evidence.get("splittable"):
-                ground.lose(own.at(step=ground.position.step + 1))
+                context.lose(own.at(step=context.position.step + 1))
             if self._finest:
                 raise self._cannot_be_split() from error
             pieces = 2 * max(1, self._board.read().pieces)
-            told = replace(own, device=f"rank {self.place.seat}").at(step=ground.position.step + 1)
+            told = replace(own, device=f"rank {self.place.seat}").at(step=context.position.step + 1)
             self._job.note(PIECES, {"pieces": pieces, "fault": told.to_json()})
         raise PeerLost(str(error).partition("\n")[0]) from error
 
@@ -393,23 +393,23 @@ class Group(JoinedRanks):
 
     # -- boundaries ----------------------------------------------------------------------------------------
 
-    def protect(self, ground: Trained, *, restored: bool) -> None:
+    def protect(self, context: Trained, *, restored: bool) -> None:
         """The same numbers in all ranks, and the same number for the next snapshot."""
-        self._ground = ground
-        self.wrapped.parts = any(is_shared_out(each) for module in ground.modules() for each in module.parameters())
+        self._context = context
+        self.wrapped.parts = any(is_shared_out(each) for module in context.modules() for each in module.parameters())
         if not restored:
-            for module in ground.modules():
+            for module in context.modules():
                 own = [each for each in module.parameters() if not is_shared_out(each)]
                 self._from_first([*own, *module.buffers()])
         self._agreed = False
         if self.wrapped.parts:
             self._job.note(IN_PARTS, {"parts": True})
             self._job.note(f"ends-{self.place.restarts}-{self.rank}", {"ends": sorted(ends(connections()).values())})
-        rows = self._vote(About.SEQUENCE, ground.snapshots.next_sequence - 1)
-        ground.snapshots.start_after(int(max(row[0] for row in rows)))
+        rows = self._vote(About.SEQUENCE, context.snapshots.next_sequence - 1)
+        context.snapshots.start_after(int(max(row[0] for row in rows)))
         if self.wrapped.parts:
             self._sockets |= self._to_ranks()
-        self.sharing.check(ground)
+        self.sharing.check(context)
         if self.sharing.policy.may_change:
             self.sharing.learn(self._from_rank_0(self.sharing.known() if self.rank == 0 else b""))
 
@@ -441,10 +441,10 @@ class Group(JoinedRanks):
         """What any rank of this group has found so far, in the same order in all of them."""
         return self.of_all(self._job.noted(self._left_out).get("all", []))
 
-    def landed(self, ground: Trained) -> None:
-        self._reseed(ground)
+    def landed(self, context: Trained) -> None:
+        self._reseed(context)
 
-    def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
+    def at_boundary(self, context: Trained, at: CommitPoint, *, stop: bool) -> bool:
         """A body that ended with a step needs no other vote: no rank is past the next step before all are here."""
         if self._agreed and at.by_cadence:
             stop = self._stop
@@ -454,35 +454,35 @@ class Group(JoinedRanks):
             stop = self._stop
         self._agreed = False
         if self.sharing.changes:
-            self.sharing.hear(self._from_rank_0(self.sharing.said_at(ground) if self.rank == 0 else b""))
+            self.sharing.hear(self._from_rank_0(self.sharing.said_at(context) if self.rank == 0 else b""))
         for note in self.sharing.news():
-            ground.tell(note)
-        _take_parts_back(ground.modules() if self.wrapped.parts else ())
-        self._from_first([buffer for module in ground.modules() for buffer in module.buffers()])
-        if self._mixed and (stop or self._commits(ground, at)):
-            self._even_out(ground)
-        self._reseed(ground)
+            context.tell(note)
+        _take_parts_back(context.modules() if self.wrapped.parts else ())
+        self._from_first([buffer for module in context.modules() for buffer in module.buffers()])
+        if self._mixed and (stop or self._commits(context, at)):
+            self._even_out(context)
+        self._reseed(context)
         return stop
 
-    def _commits(self, ground: Trained, at: CommitPoint) -> bool:
+    def _commits(self, context: Trained, at: CommitPoint) -> bool:
         """Whether this boundary ends with a commit, from what is the same in all ranks."""
-        cadence, since = ground.cadence, ground.uncommitted
+        cadence, since = context.cadence, context.uncommitted
         due = cadence.agreed if cadence.fixed is None else since.count >= cadence.fixed
         return due or since.whole or not at.by_cadence
 
-    def _even_out(self, ground: Trained) -> None:
+    def _even_out(self, context: Trained) -> None:
         """Devices of different kinds round an update differently, and nothing would ever bring the ranks together
         again: they commit the parameters of rank 0."""
-        own = (each for module in ground.modules() for each in module.parameters() if not is_shared_out(each))
+        own = (each for module in context.modules() for each in module.parameters() if not is_shared_out(each))
         self._from_first(list(own))
 
-    def _reseed(self, ground: Trained) -> None:
+    def _reseed(self, context: Trained) -> None:
         """Random words of this rank's own from here on, the same whenever the run comes by."""
-        place = ground.position
+        place = context.position
         base = key_of(self.seed, _RANK, self.rank, place.epoch, place.step, place.samples)
         words = [mix_word(base + index) for index in range(4)]
         seed(words, NAMES)
-        if ground.device.type == "cuda":
+        if context.device.type == "cuda":
             torch.cuda.manual_seed(words[3] >> 1)
 
     # -- snapshots -----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
     sharing.begin_step(batch)                    # parts of this batch
     with sharing.waiting(): ...                  # for others: no time of this rank's own
     sharing.wishes() / sharing.agreed(flags, own)    # rank 0 says in the vote what is to be done, all do it
-    sharing.said_at(ground) / sharing.hear(said)     # the change itself, at the boundary after that vote
+    sharing.said_at(context) / sharing.hear(said)     # the change itself, at the boundary after that vote
 
 Each rank says in every vote how long it has not waited for others. Rank 0 decides (share_keeper.py). Inside of
 DistributedDataParallel a rank waits within backward: on the CPU the time from its last gradient to the end of backward
@@ -168,10 +168,10 @@ class GroupShares:
 
     # -- the table -----------------------------------------------------------------------------------------
 
-    def check(self, ground: Trained) -> None:
+    def check(self, context: Trained) -> None:
         """The CPU comes later: a loader that cannot be shared is refused before that, not in the middle of the run."""
         if self.policy.beside:
-            for loader in ground.named_loaders().values():
+            for loader in context.named_loaders().values():
                 if isinstance(loader, AnyLoader):
                     loader.share_with(0, len(self.policy.devices))
 
@@ -190,20 +190,20 @@ class GroupShares:
                 for row in rows:  # in their order: of two at one place the last one holds
                     table.add(Change.from_json(row))
 
-    def said_at(self, ground: Trained) -> bytes:
+    def said_at(self, context: Trained) -> bytes:
         """Of rank 0: the change that all ranks make now, kept for ranks that go back behind it."""
         keeper = self._keeper
         assert keeper is not None and keeper.weights is not None
         weights, keeper.weights = keeper.weights, None
         change: dict[str, list[Any]] = {}
-        for name, loader in ground.named_loaders().items():
+        for name, loader in context.named_loaders().items():
             if isinstance(loader, Loader):
                 change[name] = Change(*loader.unread(), weights).to_json()
         tables = self._job.noted(_TABLES).get("tables", {})
         for name, row in change.items():
             tables.setdefault(name, []).append(row)
         self._job.note(_TABLES, {"tables": tables})
-        self._tell(ground, weights)
+        self._tell(context, weights)
         return json.dumps(change).encode()
 
     def hear(self, said: bytes) -> None:
@@ -213,11 +213,11 @@ class GroupShares:
             if table is not None:
                 table.add(Change.from_json(row))
 
-    def _tell(self, ground: Trained, weights: dict[int, int]) -> None:
+    def _tell(self, context: Trained, weights: dict[int, int]) -> None:
         """`from step 120: rank 0 computes 29 of 32 samples, rank 1 3`"""
-        loaders = [each for each in ground.named_loaders().values() if isinstance(each, Loader)]
+        loaders = [each for each in context.named_loaders().values() if isinstance(each, Loader)]
         loader = max(loaders, key=lambda each: each.cursor, default=None)
-        first = ground.position.step + 1
+        first = context.position.step + 1
         if loader is not None:
             epoch, batch = loader.unread()
             first += (batch if epoch == loader.epoch else len(loader)) - loader.cursor
@@ -225,4 +225,4 @@ class GroupShares:
         (name, count), *others = zip(self._names, counts, strict=True)
         text = f"from step {first}: rank {name} computes {count} of {sum(counts)} samples"
         text += "".join(f", rank {name} {count}" for name, count in others)
-        ground.tell(Note(text, shares=counts))
+        context.tell(Note(text, shares=counts))

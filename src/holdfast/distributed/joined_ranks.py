@@ -109,7 +109,7 @@ class JoinedRanks:
         """A broken group can be built anew from here, and the step tried again."""
         self.all_had = 0
         """The newest snapshot that every rank with any had reached when this group began."""
-        self._ground: Trained | None = None
+        self._context: Trained | None = None
         """None until something is protected."""
         self._shared: SharedVotes | None = None
         """Only where all ranks are on this machine and stay."""
@@ -248,7 +248,7 @@ class JoinedRanks:
         mine = torch.zeros(7, dtype=torch.float64)
         mine[0] = 0 if fault is None else 1 + _KINDS.index(fault.kind)
         mine[1] = about
-        mine[2] = 0 if self._ground is None else self._ground.position.step
+        mine[2] = 0 if self._context is None else self._context.position.step
         for place, value in enumerate(values, 3):
             mine[place] = value
         rows = [row.tolist() for row in self._gather(mine)]

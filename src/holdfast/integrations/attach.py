@@ -33,7 +33,7 @@ from holdfast.integrations.outside import Keep, connect
 from holdfast.run.messages import Note, ScriptEpoch
 from holdfast.state.protected import KEPT
 from holdfast.worker.kept_values import Kept, Meter
-from holdfast.worker.session_base import named_by_kind
+from holdfast.worker.session_context import named_by_kind
 
 
 def attach(model: torch.nn.Module, optimizer: Any, loader: Any, **more: Any) -> AttachedLoader:

@@ -178,7 +178,7 @@ def _last_facts(say: Say, session: TrialSession, link: LocalLink, device: torch.
     if tuned.is_file():
         with contextlib.suppress(OSError, ValueError):
             say(tuning=json.loads(tuned.read_text(encoding="utf-8")).get(str(device)))
-    if device.type == "cpu" or not session._ground.over:
+    if device.type == "cpu" or not session._context.over:
         with contextlib.suppress(Exception):  # a state that cannot be saved is no reason to say nothing
             began = time.perf_counter()
             link.save()

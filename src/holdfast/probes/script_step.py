@@ -30,7 +30,7 @@ from holdfast.worker.operators.confirmation import compare_here
 from holdfast.worker.operators.recorder import Recorder
 from holdfast.worker.precision import coarsest, watch_precision
 from holdfast.worker.session import Run, Session
-from holdfast.worker.session_base import LostWorker
+from holdfast.worker.session_context import LostWorker
 from holdfast.worker.worker import bind, load_train, seed_everything
 
 
@@ -69,7 +69,7 @@ class OneStep(Session):
         except LostWorker as error:  # numbers that are not finite end a step; which operator made them is the answer
             lost = error
         recorder.wait()
-        dtypes = {each.dtype for module in self._ground.modules() for each in module.parameters()}
+        dtypes = {each.dtype for module in self._context.modules() for each in module.parameters()}
         self.precision = coarsest(seen.names, dtypes, self.device)
         self.findings = tuple(compare_here(case) for case in recorder.taken())
         if lost is not None and all(finding.agrees for finding in self.findings):

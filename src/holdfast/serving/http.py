@@ -8,6 +8,9 @@ A connection that says nothing is closed after a while; when there are too many,
 go first, so that ten thousand of them do not keep a client out. Bodies need a Content-Length, and memory is taken for
 them as they come, not as they are announced; where it runs out, the slowest body gives up its own. A client that does
 not read its answers is not read from either, and is closed after a while.
+
+Why not uvicorn, which serves the page: with the same engine and batcher it gave 64 % as many answers a second to small
+requests and 68 % to large ones, with httptools, and 40 and 56 % with h11 (`benchmarks/bench.py --parts stacks`).
 """
 
 from __future__ import annotations

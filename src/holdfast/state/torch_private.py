@@ -9,6 +9,7 @@ this torch still has them, names the versions they were tried with, and fails if
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
 
-__all__ = ["AnyBatchNorm", "TorchDispatchMode", "is_traceable_wrapper_subclass", "without_dispatch_modes"]
+__all__ = ["AnyBatchNorm", "TorchDispatchMode", "is_traceable_wrapper_subclass"]
 
 
 # Tensors ------------------------------------------------------------------------------------------------------------
@@ -27,6 +27,18 @@ __all__ = ["AnyBatchNorm", "TorchDispatchMode", "is_traceable_wrapper_subclass",
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor], non_blocking: bool = False) -> None:
     """Each source into its target. A loop over `copy_` costs the host microseconds for every tensor of every step."""
     torch._foreach_copy_(targets, sources, non_blocking=non_blocking)  # type: ignore[arg-type]
+
+
+def without_dispatch_modes() -> AbstractContextManager[Any]:
+    """Operators are computed as torch computes them, whatever mode is active, such as one that pretends to be a device.
+
+    torch imports hundreds of modules to leave its modes, which takes a second or two: so only where there are any.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        return nullcontext()
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
 
 
 def elements_share_memory(tensor: Tensor) -> bool:

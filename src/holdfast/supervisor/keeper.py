@@ -207,11 +207,13 @@ class Keeper:
         if not run.is_dir():
             return None, _gone()
         last, weights = request.last, request.weights
-        aside = partial(self._aside, last=last)
-        news = run != self.run or not self._is_saved(slot, commit)
-        with ThreadPoolExecutor(1) as beside:
+        # The last save is waited for: the weights are written beside the checkpoint, where the disk has room for both.
+        at_once = last and bool(weights) and _has_room(run, 2 * commit.size)
+        with ThreadPoolExecutor(2) as beside:
             sha256 = beside.submit(layout.weights_sha256, payload) if weights and last else None
-            if request.checkpoint and commit.resumable and news:
+            write = partial(self._write_weights, request, run, payload, commit, check, sha256)
+            early = beside.submit(write) if at_once else None
+            if request.checkpoint and commit.resumable and (run != self.run or not self._is_saved(slot, commit)):
                 try:
                     made = self._write_checkpoint(run, payload, commit, check, last=last)
                     report["path"], report["sha256"] = str(made.path), made.sha256
@@ -221,14 +223,7 @@ class Keeper:
                 except (OSError, layout.BadHeader) as error:
                     refused = _as_os_error(error) if run.is_dir() else _gone()
             try:
-                for name in weights:
-                    path = run / f"{name}.safetensors"
-                    if name == "final" and sha256 is not None and self._is_best(path, commit.step, sha256):
-                        continue
-                    best = request.best if name == "best" else None
-                    write_weights(
-                        path, payload, step=commit.step, best=best, origin=self.origin, check=check, aside=aside
-                    )
+                _ = write() if early is None else early.result()
                 if weights:
                     report["weights_sha256"] = layout.weights_sha256(payload) if sha256 is None else sha256.result()
                     check()
@@ -237,6 +232,23 @@ class Keeper:
             except (OSError, layout.BadHeader) as error:
                 return report if written else None, _as_os_error(error)
         return None if refused is not None and not weights else report, refused
+
+    def _write_weights(
+        self,
+        request: Wish,
+        run: Path,
+        payload: memoryview,
+        commit: Commit,
+        check: Callable[[], None],
+        sha256: Future[str] | None,
+    ) -> None:
+        aside = partial(self._aside, last=request.last)
+        for name in request.weights:
+            path = run / f"{name}.safetensors"
+            if name == "final" and sha256 is not None and self._is_best(path, commit.step, sha256):
+                continue
+            best = request.best if name == "best" else None
+            write_weights(path, payload, step=commit.step, best=best, origin=self.origin, check=check, aside=aside)
 
     def _is_best(self, path: Path, step: int, sha256: Future[str]) -> bool:
         """Whether the best weights are these: then their file gets a second name, and nothing is written."""
@@ -260,6 +272,7 @@ class Keeper:
         if other is None:
             return False
         before = other.read()
+        other.map_in(commit.size)
         same = layout.same_state(slot.payload(commit.size), other.payload(commit.size))
         return same and before is not None and before.sequence == saved.sequence and other.read() == before
 
@@ -306,8 +319,7 @@ class Keeper:
 
     def _expect_room(self, run: Path, size: int) -> None:
         """Do not write gigabytes to learn that they do not fit, and take the last byte from others meanwhile."""
-        usage = shutil.disk_usage(run)
-        if usage.total and usage.free < size + _SPARE:
+        if not _has_room(run, size):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _held(self, sequence: int) -> tuple[Slot, Commit]:
@@ -404,6 +416,15 @@ class Keeper:
             self.scratch.remove()
         if sys.platform != "win32":  # there the lock is not inherited, and the next supervisor may be at work already
             remove(self.run / "slots")
+
+
+def _has_room(run: Path, size: int) -> bool:
+    """Also where nobody knows: then writing will tell."""
+    try:
+        usage = shutil.disk_usage(run)
+    except OSError:
+        return True
+    return not usage.total or usage.free >= size + _SPARE
 
 
 def _gone() -> OSError:

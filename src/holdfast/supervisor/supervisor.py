@@ -295,7 +295,7 @@ class Supervisor(RunLoop):
     def _worker_hangs(self, worker: WorkerProcess, beat: Beat, limit: float) -> None:
         """Silent for too long: keep its stacks, end it, and let the ladder decide; unless it went on meanwhile."""
         info = processes.inspect(worker.pid)
-        fault = self._watch.hung(beat, limit, self.context.device, info.state if info else None)
+        fault = self._watch.fault_of_worker(beat, limit, self.context.device, info.state if info else None)
         path = self.run_folder.path / f"stacks-{worker.generation}.txt"
         stacks = evidence.ask_for_stacks(worker.pid, path, native=True) if self.settings.run.stacks else {}
         if worker.board.read().beats != beat.beats:
@@ -357,6 +357,6 @@ class Supervisor(RunLoop):
         fault = Fault(Kind.NURSERY_DIED, step=beat.at, phase=beat.phase.label, message=message)
         if not ended:  # it holds its device, so the run cannot go on there: that weighs more than the nursery
             self.workers.abandon(worker)
-            fault = self._watch.hung(beat, self.settings.watchdog.kill_grace, self.context.device, None)
+            fault = self._watch.fault_of_worker(beat, self.settings.watchdog.kill_grace, self.context.device, None)
             fault = fault.at(abandoned=worker.pid)
         self._recovery.after_death(worker, fault)

@@ -3,7 +3,7 @@
     watch = Watch(settings.watchdog, tell)
     limit = watch.limit_now(beat, watch.silence(beat))   # seconds of silence allowed in the phase it is in
     if watch.silence(beat) >= limit:
-        fault = watch.hung(beat, limit, device, state)     # its step is allowed four times as long again
+        fault = watch.fault_of_worker(beat, limit, device, state)     # its step is allowed four times as long again
     watch.learn(beat)                            # the worker is gone; its successor inherits what it taught
 
 For a script of somebody else scripts/silence.py finds limits of its own; the clock of a silence, the warning, the
@@ -133,13 +133,13 @@ class Watch:
         """The worker's silence while we were there to hear it."""
         return self._clock.heard(beat.silence)
 
-    def hung(self, beat: Beat, limit: float, device: str, process_state: str | None) -> Fault:
+    def fault_of_worker(self, beat: Beat, limit: float, device: str, process_state: str | None) -> Fault:
         """The fault of a worker that was silent for longer than `limit`."""
         message = f"silent for {beat.silence:.1f} s in {beat.phase.label}, allowed {limit:.1f} s"
         found = {"process_state": process_state}
-        return self.hang(beat, beat.silence, limit, device, message, found).at(step=beat.at, phase=beat.phase.label)
+        return self.fault_of(beat, beat.silence, limit, device, message, found).at(step=beat.at, phase=beat.phase.label)
 
-    def hang(
+    def fault_of(
         self, beat: Beat, silence: float, limit: float, device: str, message: str, found: Mapping[str, Any]
     ) -> Fault:
         """The fault of a silence longer than `limit`. If the step was only slow, it passes the second time."""

@@ -1,6 +1,6 @@
 """Weights that may be the best ones where no epoch ends: held, and offered to whoever knows the best value.
 
-    offers = Offers(ground)
+    offers = Offers(context)
     offers.note(values)              # numbers were logged; is one of them such as decides what is best?
     offers.make()                    # then the weights as they are now are its own
 
@@ -16,15 +16,15 @@ from typing import Any
 from holdfast.base.board import Phase
 from holdfast.run.commit_points import CommitPoint
 from holdfast.run.messages import Weights
-from holdfast.worker.session_base import Ground
+from holdfast.worker.session_context import SessionContext
 
 
 class Offers:
     """Of one session."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._metric = ground.settings.checkpoint.best
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._metric = context.settings.checkpoint.best
         self.due = False
         """A value was logged whose weights nobody was offered yet."""
 
@@ -40,15 +40,15 @@ class Offers:
         Several ranks number their snapshots alike, and only one of them may have logged: they offer at the end of
         an epoch alone.
         """
-        ground = self._ground
-        if not (self.due or again) or ground.peers.ranks > 1 or ground.over is not None or not ground.ready:
+        context = self._context
+        if not (self.due or again) or context.peers.ranks > 1 or context.over is not None or not context.ready:
             return
         self.due = False
-        phase = ground.board.phase
-        ground.enter(Phase.SNAPSHOT)
-        ground.take(CommitPoint.SAVE, resumable=False, hold=True, again=again)
-        ground.snapshots.flush()
-        last = ground.snapshots.last
+        phase = context.board.phase
+        context.enter(Phase.SNAPSHOT)
+        context.take(CommitPoint.SAVE, resumable=False, hold=True, again=again)
+        context.snapshots.flush()
+        last = context.snapshots.last
         if last is not None and last.done:  # else its numbers are not finite, which the next commit says
-            ground.link.send(Weights(ground.position.step, last.sequence))
-        ground.enter(phase)
+            context.link.send(Weights(context.position.step, last.sequence))
+        context.enter(phase)

@@ -1,6 +1,6 @@
 """What a session does to be believed: the trial of a step its predecessor failed in, the sentinel, finite numbers.
 
-    checks = StepChecks(ground.enter, link.send, settings, rung)
+    checks = StepChecks(context.enter, link.send, settings, rung)
     checks.begin_with(config["trial"], config["probation"])
     checks.protect(modules, device, snapshots, on_device)
     checks.keeps(step)                                    # the snapshot after this step is evidence: it is held
@@ -36,7 +36,7 @@ from holdfast.worker.operators.comparison import METHOD
 from holdfast.worker.precision import force_fp32
 from holdfast.worker.replay import Replay
 from holdfast.worker.sentinel import Opinion, Sentinel
-from holdfast.worker.session_base import StopRun
+from holdfast.worker.session_context import StopRun
 from holdfast.worker.step import Work
 from holdfast.worker.step_inquiry import Describe, Inquiry
 

@@ -1,6 +1,6 @@
 """Commits: where the body of a loop ends and what it did is kept, and where a restored run goes on.
 
-    commits = Commits(ground, attempts)
+    commits = Commits(context, attempts)
     commits.arrive(at, "data")           # the body begins: the first commit of a new run, the landing of a restored one
     commits.commit(at, "data")           # it is over: a snapshot if it is time for one, and a wish to stop is honoured
 
@@ -20,18 +20,18 @@ from holdfast.worker.best_offer import Offers
 from holdfast.worker.rest import Resting
 from holdfast.worker.restore import Landing
 from holdfast.worker.retry import Attempts
-from holdfast.worker.session_base import Ground, StopRun
+from holdfast.worker.session_context import SessionContext, StopRun
 from holdfast.worker.uncommitted import Uncommitted
 
 
 class Commits:
     """Of one session."""
 
-    def __init__(self, ground: Ground, attempts: Attempts) -> None:
-        self._ground = ground
+    def __init__(self, context: SessionContext, attempts: Attempts) -> None:
+        self._context = context
         self._attempts = attempts
-        self._resting = Resting(ground.board)
-        self.offers = Offers(ground)
+        self._resting = Resting(context.board)
+        self.offers = Offers(context)
         self.landing: Landing | None = None
         """Where the run goes on, until the script is there again."""
         self.started = False
@@ -44,7 +44,7 @@ class Commits:
 
     def arrive(self, at: CommitPoint, of: str | None = None) -> None:
         """The loop begins or goes on here: the first snapshot of a new run, or the landing of a restored one."""
-        if not self._ground.ready:
+        if not self._context.ready:
             raise UserError(
                 "nothing is protected",
                 cause="the loop began before session.protect was called",
@@ -57,7 +57,7 @@ class Commits:
             if at is not CommitPoint.FREE:  # there the body has begun already: what it drew cannot be drawn again
                 self.commit(CommitPoint.START)
                 if self._attempts.checks.sentinel is not None:
-                    self._ground.snapshots.agreed()  # nothing was computed yet
+                    self._context.snapshots.agreed()  # nothing was computed yet
 
     def land(self, at: CommitPoint, of: str | None = None) -> None:
         """If this is where the snapshot was taken: everything protected again as it was then.
@@ -72,24 +72,24 @@ class Commits:
         """Land here, or where the script has gone another way than before and is past the place."""
         landing, self.landing = self.landing, None
         if landing is not None:
-            self._ground.uncommitted = Uncommitted()
-            landing.land(self._ground)
+            self._context.uncommitted = Uncommitted()
+            landing.land(self._context)
             self._tell_again(landing)
 
     def _tell_again(self, landing: Landing) -> None:
         """The supervisor may have missed the end of these epochs: send them again, with the last one's weights held."""
-        ended, ground, sequence = landing.ended, self._ground, None
+        ended, context, sequence = landing.ended, self._context, None
         for each in ended:
-            ground.unheard.add(each)
-        if ended and ended[-1]["step"] == ground.position.step:
-            ground.enter(Phase.SNAPSHOT)
-            ground.take(landing.at, landing.of, resumable=True, hold=True, again=True)
-            ground.snapshots.flush()
-            sequence = ground.snapshots.last.sequence if ground.snapshots.last is not None else None
+            context.unheard.add(each)
+        if ended and ended[-1]["step"] == context.position.step:
+            context.enter(Phase.SNAPSHOT)
+            context.take(landing.at, landing.of, resumable=True, hold=True, again=True)
+            context.snapshots.flush()
+            sequence = context.snapshots.last.sequence if context.snapshots.last is not None else None
         elif landing.at is CommitPoint.FREE:
             self.offers.make(again=True)  # a value of this very step may have been heard, and its weights not
         for each in ended:
-            ground.link.send(EpochEnded(**each, sequence=sequence if each is ended[-1] else None, again=True))
+            context.link.send(EpochEnded(**each, sequence=sequence if each is ended[-1] else None, again=True))
 
     # -- committing ----------------------------------------------------------------------------------------
 
@@ -99,54 +99,54 @@ class Commits:
         The last batch of an epoch is kept together with what follows it. A run restored in between does that
         batch again, so names the loop leaves behind, like its last loss, exist for the code after the loop.
         """
-        ground, board, checks = self._ground, self._ground.board, self._attempts.checks
-        ground.check_not_over()
-        stop = ground.peers.at_boundary(ground, at, stop=board.stop_requested)
+        context, board, checks = self._context, self._context.board, self._attempts.checks
+        context.check_not_over()
+        stop = context.peers.at_boundary(context, at, stop=board.stop_requested)
         asked = not at.by_cadence or hold or stop or board.rest or checks.on_trial
-        kept = not last and checks.keeps(ground.position.step)
+        kept = not last and checks.keeps(context.position.step)
         due = self._due(last=last) or asked or kept
         if self.landing is not None:
             due = False  # on its way to where the snapshot was taken: nothing of this counts
         if due:
-            ground.enter(Phase.SNAPSHOT)
+            context.enter(Phase.SNAPSHOT)
             began = time.perf_counter()
-            snapshots = ground.snapshots
+            snapshots = context.snapshots
             snapshots.laid_out()
-            ground.take(at, of, resumable=not last, hold=hold or kept)
-            ground.uncommitted.clear()
+            context.take(at, of, resumable=not last, hold=hold or kept)
+            context.uncommitted.clear()
             took = time.perf_counter() - began - snapshots.laid_out()
-            ground.cadence.taken(took + snapshots.waited())
+            context.cadence.taken(took + snapshots.waited())
             self.tell_cadence()
             self._attempts.check_numbers()
         self._resting.at_boundary()
-        if stop or (board.stop_requested and ground.peers.ranks == 1):  # several stop where they agreed to
-            if at is CommitPoint.FREE and ground.peers.ranks == 1:
+        if stop or (board.stop_requested and context.peers.ranks == 1):  # several stop where they agreed to
+            if at is CommitPoint.FREE and context.peers.ranks == 1:
                 self.stopping = True  # before the next step: what the script logs of this one is still logged
             else:
                 self.stop()
 
     def stop(self) -> None:
         """Everything is committed: say so, and leave the script."""
-        self._ground.snapshots.flush()
+        self._context.snapshots.flush()
         self._attempts.check_numbers()
-        self._ground.link.send(StoppedAt(self._ground.position.step))
-        self._ground.over = StopRun()
-        raise self._ground.over
+        self._context.link.send(StoppedAt(self._context.position.step))
+        self._context.over = StopRun()
+        raise self._context.over
 
     def _due(self, *, last: bool) -> bool:
         """Whether it is time. A worker does not go on from the last batch of an epoch: its end comes soon."""
-        ground, cadence, uncommitted = self._ground, self._ground.cadence, self._ground.uncommitted
+        context, cadence, uncommitted = self._context, self._context.cadence, self._context.uncommitted
         due = cadence.due(uncommitted.count)
-        ground.snapshots.poll()  # a copy that has arrived counts from here on
+        context.snapshots.poll()  # a copy that has arrived counts from here on
         if cadence.fixed is not None:
             return due
         if uncommitted.whole or not due or last:
             return uncommitted.whole
-        return ground.peers.ranks > 1 or not ground.snapshots.busy  # several ranks have agreed, with rank 0's in mind
+        return context.peers.ranks > 1 or not context.snapshots.busy  # several ranks have agreed, with rank 0's in mind
 
     def tell_cadence(self, *, last: bool = False) -> None:
         """Tell the supervisor how often snapshots are taken, if that has changed."""
-        news = self._ground.cadence.news(last=last)
+        news = self._context.cadence.news(last=last)
         if news is not None:
             again = bool(news.pop("again", False))
-            self._ground.link.send(CadenceTold({**news, **self._ground.snapshots.slots_said()}, again=again))
+            self._context.link.send(CadenceTold({**news, **self._context.snapshots.slots_said()}, again=again))

@@ -1,8 +1,8 @@
 """The loops over epochs of a script: which one this is, where it begins, and whether the run is past it.
 
     loops = EpochLoops()
-    loop = loops.begin(ground, landing, total, name)       # None: the run is past it, the loop has nothing to do
-    for epoch in range(ground.position.epoch - loop.first, loop.total): ...
+    loop = loops.begin(context, landing, total, name)       # None: the run is past it, the loop has nothing to do
+    for epoch in range(context.position.epoch - loop.first, loop.total): ...
 
 A script may have several: pre-training and fine-tuning, one for each fold. Each counts its own epochs from 0; the run
 counts them all together. They are told apart by their names, or by their order: a script that goes on calls
@@ -20,7 +20,7 @@ from holdfast.base.errors import UserError
 from holdfast.run.commit_points import CommitPoint
 from holdfast.worker.position import Loop
 from holdfast.worker.restore import Landing
-from holdfast.worker.session_base import Ground
+from holdfast.worker.session_context import SessionContext
 
 
 class EpochLoops:
@@ -30,24 +30,24 @@ class EpochLoops:
         self.calls = 0
         self._unnamed = 0
 
-    def begin(self, ground: Ground, landing: Landing | None, total: int, name: str | None) -> Loop | None:
+    def begin(self, context: SessionContext, landing: Landing | None, total: int, name: str | None) -> Loop | None:
         """The loop that begins or goes on here. None if the run is past it."""
         number, self.calls = self.calls, self.calls + 1
-        before = landing.loop if landing is not None else ground.loop
+        before = landing.loop if landing is not None else context.loop
         if landing is None and before is not None and before.caught and name in (None, before.key):
             return Loop(number, total, key=before.key, first=before.first, before=before.before)
         key = self._key(name)
         if landing is None or landing.loop is None:
-            return self._next(ground, before, number, total, key)
+            return self._next(context, before, number, total, key)
         saved = landing.loop
         if key == saved.key:
             past = saved.left and landing.at is not CommitPoint.END
             return None if past else Loop(number, total, key=key, first=saved.first, before=saved.before)
         if key in saved.before:
             return None
-        if landing.at.in_loop and not self._is_over(ground, saved):
+        if landing.at.in_loop and not self._is_over(context, saved):
             raise _another_way(saved, key)
-        return self._next(ground, saved, number, total, key)
+        return self._next(context, saved, number, total, key)
 
     def _key(self, name: str | None) -> str:
         if name is not None:
@@ -55,7 +55,7 @@ class EpochLoops:
         self._unnamed += 1
         return f"#{self._unnamed}"
 
-    def _next(self, ground: Ground, last: Loop | None, number: int, total: int, key: str) -> Loop:
+    def _next(self, context: SessionContext, last: Loop | None, number: int, total: int, key: str) -> Loop:
         """A new one: it begins where the run is."""
         over = [*last.before, last.key] if last is not None else []
         if key in over:
@@ -64,11 +64,11 @@ class EpochLoops:
                 cause="after a fault nobody could tell them apart",
                 hints=['give each loop a name of its own: `session.epochs(total, name=f"fold {fold}")`'],
             )
-        return Loop(number, total, key=key, first=ground.position.epoch, before=over)
+        return Loop(number, total, key=key, first=context.position.epoch, before=over)
 
     @staticmethod
-    def _is_over(ground: Ground, loop: Loop) -> bool:
-        return ground.position.epoch >= loop.first + loop.total
+    def _is_over(context: SessionContext, loop: Loop) -> bool:
+        return context.position.epoch >= loop.first + loop.total
 
 
 def check_reached(landing: Landing | None) -> None:

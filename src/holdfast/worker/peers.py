@@ -43,7 +43,7 @@ class PeerFault(Exception):
 
 
 class Trained(Protocol):
-    """What the ranks train together, as one of them has it. It is the Ground of session_base.py."""
+    """What the ranks train together, as one of them has it. It is the SessionContext of session_context.py."""
 
     device: torch.device
     position: Position
@@ -71,7 +71,7 @@ class Peers(Protocol):
     neighbours: int
     """How many ranks are on this machine, this one included."""
 
-    def protect(self, ground: Trained, *, restored: bool) -> None:
+    def protect(self, context: Trained, *, restored: bool) -> None:
         """The objects are there: from here on with the same numbers in all ranks."""
         ...
 
@@ -79,7 +79,7 @@ class Peers(Protocol):
         """Which rank reads which part of the batches of the loader with that name; None if nobody else does."""
         ...
 
-    def landed(self, ground: Trained) -> None:
+    def landed(self, context: Trained) -> None:
         """Everything is as it was in the snapshot; what belongs to a rank alone is made its own again."""
         ...
 
@@ -111,7 +111,7 @@ class Peers(Protocol):
         """How samples of this loader that cannot be read are left out by all ranks; None where they cannot be."""
         ...
 
-    def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
+    def at_boundary(self, context: Trained, at: CommitPoint, *, stop: bool) -> bool:
         """All have come to the end of this body; True if somebody wants to stop here."""
         ...
 
@@ -123,13 +123,13 @@ class Alone:
     ranks = 1
     neighbours = 1
 
-    def protect(self, ground: Trained, *, restored: bool) -> None:
+    def protect(self, context: Trained, *, restored: bool) -> None:
         return None
 
     def shares(self, name: str) -> Shares | None:
         return None
 
-    def landed(self, ground: Trained) -> None:
+    def landed(self, context: Trained) -> None:
         return None
 
     def begin_step(self, batch: Batch | None) -> None:
@@ -153,7 +153,7 @@ class Alone:
     def leaving_out(self, loader: str) -> LeaveOut | None:
         return None
 
-    def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
+    def at_boundary(self, context: Trained, at: CommitPoint, *, stop: bool) -> bool:
         return stop
 
 

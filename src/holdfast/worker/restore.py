@@ -1,8 +1,8 @@
 """Going on where a run was: the newest snapshot restored, and the place in the loop it was taken at.
 
-    landing = restore(ground)                  # None for a new run
+    landing = restore(context)                  # None for a new run
     if landing.here(CommitPoint.BATCH, "data"):  # the script has come to that place again
-        landing.land(ground)                   # and everything protected is again as it was then
+        landing.land(context)                   # and everything protected is again as it was then
 
 A script that goes on runs up to the loop once more, and through the body of the epoch up to its batches. What that
 does to protected objects is part of the snapshot already, so it does not count.
@@ -26,7 +26,7 @@ from holdfast.state.rng import restore_rng
 from holdfast.state.shards import SHARED_OUT, cut, parts_of
 from holdfast.worker import unreported
 from holdfast.worker.position import Loop, Position
-from holdfast.worker.session_base import Ground
+from holdfast.worker.session_context import SessionContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ class Landing:
         loop = self.loop
         return loop is not None and not loop.left and Position.of(self.meta).epoch < loop.first + loop.total
 
-    def land(self, ground: Ground) -> None:
+    def land(self, context: SessionContext) -> None:
         """Position, protected objects and generators as they were when the snapshot was taken."""
-        ground.position, ground.loop = Position.of(self.meta), self.loop
-        ground.begun = int(self.meta["session"].get("begun", 0))
-        protected = ground.protected
+        context.position, context.loop = Position.of(self.meta), self.loop
+        context.begun = int(self.meta["session"].get("begun", 0))
+        protected = context.protected
         if protected.stamp() != self.stamp or protected.tensors() is not self.tensors:
             protected.restore(snapshot.reader(self.payload), self.meta)
-        self.restore_generators(ground.device)
-        ground.peers.landed(ground)
+        self.restore_generators(context.device)
+        context.peers.landed(context)
 
     def restore_generators(self, device: torch.device) -> None:
         read = snapshot.reader(self.payload)
@@ -83,22 +83,22 @@ class Landing:
         restore_rng(tensors, self.meta["rng"], device)
 
 
-def restore(ground: Ground) -> Landing | None:
+def restore(context: SessionContext) -> Landing | None:
     """The state of the newest snapshot, in the objects just protected; None if there is none.
 
     A checkpoint may have been made up, digests and all. One that cannot be restored is passed over for the one before
     it; if none is left, the first reason is the one that is told.
     """
-    payload = ground.link.newest()
+    payload = context.link.newest()
     first: Exception | None = None
     while payload is not None:
         try:
-            return _restored(ground, payload)
+            return _restored(context, payload)
         except Exception as error:
-            if classify_exception(error, device=str(ground.device)) is not None:  # the device's doing, not the file's
+            if classify_exception(error, device=str(context.device)) is not None:  # the device's doing, not the file's
                 raise
             first = first or error
-            older = getattr(ground.link, "older", None)
+            older = getattr(context.link, "older", None)
             payload = older(_reason(error)) if older is not None else None
             if payload is None:
                 raise _told(first, older is not None) from first
@@ -118,16 +118,16 @@ def _told(error: Exception, from_disk: bool) -> Exception:
     return UserError("what was saved of this run cannot be restored", cause=_reason(error), hints=hints)
 
 
-def _fitting(ground: Ground, payload: memoryview) -> memoryview:
+def _fitting(context: SessionContext, payload: memoryview) -> memoryview:
     """The same state, shared out as the objects here are: another number of ranks may have saved it."""
-    have, want = parts_of(payload), ground.protected.meta().get(SHARED_OUT, {})
+    have, want = parts_of(payload), context.protected.meta().get(SHARED_OUT, {})
     saved = (have.get("index", 0), have.get("count", 1))
     wanted = (want.get("index", 0), want.get("count", 1))
     if saved == wanted:
         return payload
     whole = payload
     if saved[1] > 1:
-        put_together = getattr(ground.link, "whole", None)  # only ranks have parts
+        put_together = getattr(context.link, "whole", None)  # only ranks have parts
         found = None if put_together is None else put_together()
         if found is None:
             raise UserError(
@@ -138,37 +138,37 @@ def _fitting(ground: Ground, payload: memoryview) -> memoryview:
         whole = found
     if wanted[1] == 1:
         return whole
-    names = ground.protected.shared_out_in({entry.name: entry.shape for entry in parse_header(whole)[0]})
+    names = context.protected.shared_out_in({entry.name: entry.shape for entry in parse_header(whole)[0]})
     return memoryview(cut(whole, index=wanted[0], count=wanted[1], names=names))
 
 
-def _restored(ground: Ground, payload: memoryview) -> Landing:
-    protected = ground.protected
-    payload = _fitting(ground, payload)
-    _check_same_objects(read_meta(payload), ground)
+def _restored(context: SessionContext, payload: memoryview) -> Landing:
+    protected = context.protected
+    payload = _fitting(context, payload)
+    _check_same_objects(read_meta(payload), context)
     meta = snapshot.restore(protected, payload)
     session = meta["session"]
-    ground.position = Position.of(meta)
-    ground.board.commit(ground.position.step, ground.position.samples)
+    context.position = Position.of(meta)
+    context.board.commit(context.position.step, context.position.samples)
     at, of, stamp = CommitPoint(session["at"]), session.get("of"), protected.stamp()
     logged, ended = unreported.kept_in(session)
-    here = bool(ended) and ended[-1]["step"] == ground.position.step
+    here = bool(ended) and ended[-1]["step"] == context.position.step
     if here and (loss := snapshot.loss_in(payload)) is not None:
         ended[-1]["loss"] = loss  # it was not known yet when the snapshot began
     loop = Loop.of(meta)
     landing = Landing(at, of, payload, meta, protected.tensors(), stamp, ended, loop)
-    landing.restore_generators(ground.device)
-    ground.snapshots.start_after(int(session["sequence"]))
+    landing.restore_generators(context.device)
+    context.snapshots.start_after(int(session["sequence"]))
     for record in logged:
-        ground.unheard.add(record)
-        ground.link.send(Unheard(**record))
-    inside = loop is not None and not loop.left and ground.position.epoch < loop.first + loop.total
-    ground.link.send(Restored(ground.position.step, ground.position.epoch, ended=here, inside=inside))
+        context.unheard.add(record)
+        context.link.send(Unheard(**record))
+    inside = loop is not None and not loop.left and context.position.epoch < loop.first + loop.total
+    context.link.send(Restored(context.position.step, context.position.epoch, ended=here, inside=inside))
     return landing
 
 
-def _check_same_objects(meta: dict[str, Any], ground: Ground) -> None:
-    before, now = {*meta["parts"]} - {KEPT}, {*ground.objects} - {KEPT}
+def _check_same_objects(meta: dict[str, Any], context: SessionContext) -> None:
+    before, now = {*meta["parts"]} - {KEPT}, {*context.objects} - {KEPT}
     if before != now:
         raise UserError(
             "the script protects other objects than the run it goes on with",

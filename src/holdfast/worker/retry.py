@@ -1,6 +1,6 @@
 """Trying a step until it is done: roll back, ask the ladder, try again, or say that this process cannot.
 
-    attempts = Attempts(ground, rungs, rung)
+    attempts = Attempts(context, rungs, rung)
     result = attempts.until_done(perform, work, samples)         # whole or not at all; raises LostWorker
 
 A fault this process survives is mended here: another try, the batch in more pieces, this one batch on the CPU.
@@ -36,7 +36,7 @@ from holdfast.worker.ahead import Ahead
 from holdfast.worker.checks import StepChecks
 from holdfast.worker.compilation import CompileWatch
 from holdfast.worker.peers import PeerFault
-from holdfast.worker.session_base import Ground, LostWorker
+from holdfast.worker.session_context import LostWorker, SessionContext
 from holdfast.worker.step import Work
 from holdfast.worker.step_inquiry import Describe
 
@@ -50,10 +50,10 @@ LONGEST_WAIT = 10_000
 class Pieces:
     """In how many pieces a batch is computed: more after it did not fit, fewer again after enough steps."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self.count = 1
-        self._ground = ground
-        self._wait = ground.settings.oom.grow_back_steps
+        self._context = context
+        self._wait = context.settings.oom.grow_back_steps
         self._until = self._wait
         self._grown = False
 
@@ -61,7 +61,7 @@ class Pieces:
         """As the worker before had it."""
         self.count = max(1, count)
         if self.count > 1:
-            self._ground.board.pieces(self.count)
+            self._context.board.pieces(self.count)
 
     def stay(self) -> None:
         """Ranks that hold parts of the state begin anew each time a batch does not fit: larger ones are not tried."""
@@ -70,7 +70,7 @@ class Pieces:
     def hold(self) -> None:
         """So they stay for a while, from this step on."""
         if self._until != sys.maxsize:
-            self._until = self._ground.position.step + self._wait
+            self._until = self._context.position.step + self._wait
 
     def change(self, count: int) -> None:
         """After a fault."""
@@ -79,18 +79,18 @@ class Pieces:
             self._grown = False
         if count != self.count:
             self.count = count
-            self._ground.board.pieces(count)
+            self._context.board.pieces(count)
         self.hold()
 
     def grow_back(self) -> None:
         """After enough steps in pieces, try larger ones; if that fails, wait twice as long the next time."""
-        if self.count > 1 and self._ground.position.step >= self._until:
+        if self.count > 1 and self._context.position.step >= self._until:
             self.count //= 2
             self._grown = True
             self.hold()
-            self._ground.board.pieces(self.count)
+            self._context.board.pieces(self.count)
             what = f"{self.count} pieces" if self.count > 1 else "the whole batch"
-            self._ground.link.send(Note(f"memory: trying {what} again", pieces=self.count))
+            self._context.link.send(Note(f"memory: trying {what} again", pieces=self.count))
 
 
 @dataclass(slots=True, eq=False)
@@ -128,10 +128,10 @@ class _Begun:
 class Attempts:
     """The steps of one worker, each tried until it is done."""
 
-    def __init__(self, ground: Ground, rungs: list[Rung], rung: int, folder: Path | None = None) -> None:
-        self.ground = ground
-        self.checks = StepChecks(ground.enter, ground.link.send, ground.settings, rungs[rung], folder)
-        self.pieces = Pieces(ground)
+    def __init__(self, context: SessionContext, rungs: list[Rung], rung: int, folder: Path | None = None) -> None:
+        self.context = context
+        self.checks = StepChecks(context.enter, context.link.send, context.settings, rungs[rung], folder)
+        self.pieces = Pieces(context)
         self.ahead = Ahead()
         self.cpu_next = False
         """The next try is on the CPU."""
@@ -140,7 +140,7 @@ class Attempts:
         self._history: list[Past] = []
         self._microbatch = flags.amount("microbatch") is not None
         """Asked once: what the environment says is said when a worker starts."""
-        self._compiling = CompileWatch(ground.board, ground.enter)
+        self._compiling = CompileWatch(context.board, context.enter)
 
     def begin_with(
         self,
@@ -158,11 +158,11 @@ class Attempts:
 
     def protect(self) -> None:
         """What is protected is on the device now."""
-        ground = self.ground
-        self.checks.protect(ground.named_modules(), ground.device, ground.snapshots, ground.elsewhere)
+        context = self.context
+        self.checks.protect(context.named_modules(), context.device, context.snapshots, context.elsewhere)
         if self.checks.sentinel is not None:
-            self.checks.sentinel.ranks = ground.peers.ranks
-            self.checks.sentinel.neighbours = ground.peers.neighbours
+            self.checks.sentinel.ranks = context.peers.ranks
+            self.checks.sentinel.neighbours = context.peers.neighbours
 
     def close(self) -> None:
         self._compiling.end()
@@ -174,7 +174,7 @@ class Attempts:
         """After a fault: roll back, then do what the ladder says. `samples` are those of the loop's batch."""
         self._compiling.begin()
         begun = self._begin(work)
-        peers = self.ground.peers
+        peers = self.context.peers
         peers.begin_step(None if samples is None else samples.batch)
         looked = self.checks.idle
         while True:
@@ -205,12 +205,12 @@ class Attempts:
 
     def _look(self, work: Work | None, samples: Samples | None, begun: _Begun) -> None:
         """Before the step: compute again what failed here, and hear what became of earlier looks."""
-        step = self.ground.position.step + 1
+        step = self.context.position.step + 1
         describe = _describe(work, samples) if work is not None else None
         fault = self.checks.before_step(work, step, describe)
         if fault is not None:
             self.lose(without_bad_samples(fault, samples))
-        if self.checks.computed and begun.exact and self.ground.protected.meta() != begun.meta:  # on trial it is exact
+        if self.checks.computed and begun.exact and self.context.protected.meta() != begun.meta:  # on trial it is exact
             self._roll_back(begun)  # the function changes more than its gradients: a generator, a count
 
     def check_numbers(self) -> None:
@@ -221,7 +221,7 @@ class Attempts:
 
     def lose(self, fault: Fault) -> NoReturn:
         """This process must not go on. The supervisor asks the ladder again, with the whole history."""
-        self.ground.lose(fault)
+        self.context.lose(fault)
 
     def explain(self, error: BaseException) -> Verdict | None:
         """The script's own error came out of a step: was it one of its samples? Raises LostWorker if it may go."""
@@ -232,10 +232,10 @@ class Attempts:
         work, samples = found
         verdict = None
         with contextlib.suppress(Exception):  # what was raised is the answer, whatever the replay does
-            passed = self.ground.position.step > 0
+            passed = self.context.position.step > 0
             verdict = self.checks.explain(work, error, _describe(work, samples), others_passed=passed)
         if verdict is not None:
-            step, device = self.ground.position.step + 1, self._rungs[self._rung].device
+            step, device = self.context.position.step + 1, self._rungs[self._rung].device
             fault = Fault(Kind.BAD_DATA, device, step, Phase.FORWARD.label, verdict.why)
             fault = without_bad_samples(fault.at(verdict=verdict.to_json()), samples)
             if "leave_out" in fault.evidence:
@@ -244,58 +244,58 @@ class Attempts:
 
     def _look_back(self) -> None:
         """The script failed. Was the step before it finite? On the CPU that was seen before the script went on."""
-        if self.ground.ready:
+        if self.context.ready:
             with contextlib.suppress(RuntimeError):  # a device that fails here says so to nobody's surprise
-                self.ground.snapshots.flush()
+                self.context.snapshots.flush()
             self.check_numbers()
 
     def perform(self, work: Work, device: torch.device) -> torch.Tensor:
         """Forward, backward and update, in as many pieces as fit."""
-        ground, checks = self.ground, self.checks
+        context, checks = self.context, self.checks
         work.pieces = self.pieces.count
         if self._microbatch:
             work.pieces = max(work.pieces, flags.pieces(batches.batch_size(work.batch)))
         work.updating = False
         work.ahead = self.ahead.take
-        work.watch = checks.watches_numbers and (checks.on_trial or ground.cadence.expects(ground.uncommitted.count))
+        work.watch = checks.watches_numbers and (checks.on_trial or context.cadence.expects(context.uncommitted.count))
         work.on_loss = checks.wants_graph(work)
-        work.together = ground.peers.together(work)
-        return step.perform(work, device, checks.entering(ground.entering))
+        work.together = context.peers.together(work)
+        return step.perform(work, device, checks.entering(context.entering))
 
     def _begin(self, work: Work | None) -> _Begun:
         """A step goes back to its savepoint if it fails before its update; a transaction needs a whole snapshot."""
-        ground, snapshots, cadence = self.ground, self.ground.snapshots, self.ground.cadence
+        context, snapshots, cadence = self.context, self.context.snapshots, self.context.cadence
         if self.pieces.count > 1:
             self.pieces.grow_back()
         if self.checks.only_judges:
             return _Begun(self.pieces.count)
         wanted = cadence.each_step or self.checks.on_trial or (work is None and cadence.fixed is None)
         wanted = wanted or snapshots.last is None
-        exact = (wanted or ground.uncommitted.count == 0) and snapshots.fresh()
+        exact = (wanted or context.uncommitted.count == 0) and snapshots.fresh()
         if wanted and not exact:
-            ground.take(CommitPoint.SAVE, resumable=False)
+            context.take(CommitPoint.SAVE, resumable=False)
             self.check_numbers()
             exact = True
         if exact:
-            return _Begun(self.pieces.count, snapshots.meta_now(), capture_rng(ground.device))
+            return _Begun(self.pieces.count, snapshots.meta_now(), capture_rng(context.device))
         if work is not None:
-            ground.light.take(ground.device, cadence.patience)
+            context.light.take(context.device, cadence.patience)
         return _Begun(self.pieces.count)
 
     def _can_go_back(self, begun: _Begun, work: Work | None) -> bool:
-        return begun.exact or (work is not None and not work.updating and self.ground.light.holds())
+        return begun.exact or (work is not None and not work.updating and self.context.light.holds())
 
     def _once(self, perform: Callable[[torch.device], T]) -> T:
-        ground, checks = self.ground, self.checks
-        step = ground.position.step + 1
-        ground.board.begin_attempt(step)
+        context, checks = self.context, self.checks
+        step = context.position.step + 1
+        context.board.begin_attempt(step)
         if self.cpu_next:
             result = self._on_the_cpu(perform)
         elif checks.sentinel is None:
-            result = perform(ground.device)
+            result = perform(context.device)
         else:
             with checks.looking(step):
-                result = perform(ground.device)
+                result = perform(context.device)
             fault = checks.after_step(step)
             if fault is not None:
                 self.lose(fault)
@@ -305,18 +305,18 @@ class Attempts:
 
     def _on_the_cpu(self, perform: Callable[[torch.device], T]) -> T:
         """This one batch where there is room, and back."""
-        ground = self.ground
-        home, cpu = ground.device, torch.device("cpu")
+        context = self.context
+        home, cpu = context.device, torch.device("cpu")
         pieces, self.pieces.count = self.pieces.count, 1
-        ground.snapshots.flush()
+        context.snapshots.flush()
         try:
-            ground.protected.move(cpu)
-            ground.device = cpu
+            context.protected.move(cpu)
+            context.device = cpu
             return perform(cpu)
         finally:
-            ground.device, self.pieces.count = home, pieces
-            ground.protected.move(home)
-            ground.snapshots.moved(home)
+            context.device, self.pieces.count = home, pieces
+            context.protected.move(home)
+            context.snapshots.moved(home)
 
     # -- after a fault -------------------------------------------------------------------------------------
 
@@ -325,15 +325,15 @@ class Attempts:
         if isinstance(error, PeerFault):
             return error.fault
         fault = classify_exception(error, device=self._rungs[self._rung].device)
-        if fault is not None and self.ground.peers.ranks > 1:
+        if fault is not None and self.context.peers.ranks > 1:
             fault = self._placed(fault, work, samples)
-        return self.ground.peers.after_error(error, fault)
+        return self.context.peers.after_error(error, fault)
 
     def _placed(self, fault: Fault, work: Work | None, samples: Samples | None) -> Fault:
         """The fault with what is known about the step it came in."""
         return fault.at(
-            step=self.ground.position.step + 1,
-            phase=self.ground.board.read().phase.label,
+            step=self.context.position.step + 1,
+            phase=self.context.board.read().phase.label,
             pieces=self.pieces.count,
             batch=None if work is None else batches.batch_size(work.batch),
             splittable=work is not None and self._splittable(work, samples),
@@ -341,42 +341,42 @@ class Attempts:
 
     def _judge(self, fault: Fault, error: Exception, *, back: bool) -> Move:
         """What now? What this process cannot mend is raised: also if it has no exact state to go back to."""
-        ground = self.ground
-        retry = ground.settings.retry
+        context = self.context
+        retry = context.settings.retry
         limits = Limits(tries=retry.same_step, outside=retry.without_progress)
-        move = ground.peers.agree_on(next_move(fault, self._history, self._rungs, self._rung, limits=limits))
+        move = context.peers.agree_on(next_move(fault, self._history, self._rungs, self._rung, limits=limits))
         in_process = move.action in (Action.RETRY, Action.SPLIT, Action.CPU_BATCH)
         if not in_process or fault.health is not Health.ALIVE or not back:
-            ground.over = LostWorker(fault)
-            raise ground.over from error
+            context.over = LostWorker(fault)
+            raise context.over from error
         self._history.append(Past(fault, move, self._rung))
-        ground.link.send(FaultMended(fault, move))
+        context.link.send(FaultMended(fault, move))
         error.__traceback__ = None  # the frames hold the tensors we are about to free
         return move
 
     def _splittable(self, work: Work, samples: Samples | None) -> bool:
         """May this batch be computed in pieces? Into how many, the ladder decides (`faults/ladder.py`)."""
-        oom = self.ground.settings.oom
+        oom = self.context.settings.oom
         if not oom.split or (work.split is None and not _samples_come_first(work, samples)):
             return False
-        return oom.allow_batchnorm_split or not step.mixes_samples(self.ground.modules())
+        return oom.allow_batchnorm_split or not step.mixes_samples(self.context.modules())
 
     def _settle(self) -> None:
         """What the step began with has arrived and was kept. There is no way back to numbers that are not finite."""
-        self.ground.snapshots.flush()
+        self.context.snapshots.flush()
         self.check_numbers()
 
     def _roll_back(self, begun: _Begun) -> None:
         """Everything protected, and the generators, as they were when the step began."""
         self._settle()
-        self.ground.snapshots.make_room()
-        self.ground.drop_gradients()
-        step.free_memory(self.ground.device)
+        self.context.snapshots.make_room()
+        self.context.drop_gradients()
+        step.free_memory(self.context.device)
         if begun.meta is None:
-            self.ground.light.restore(self.ground.device)
+            self.context.light.restore(self.context.device)
         else:
-            self.ground.snapshots.roll_back(begun.meta)
-            restore_rng(*begun.generators, self.ground.device)
+            self.context.snapshots.roll_back(begun.meta)
+            restore_rng(*begun.generators, self.context.device)
 
     def _apply(self, move: Move, begun: _Begun) -> None:
         """Where the next try is, and in how many pieces."""
@@ -385,14 +385,14 @@ class Attempts:
         self.pieces.change(begun.pieces if self.cpu_next else move.pieces)
 
     def _tell_recovered(self) -> None:
-        step = self.ground.position.step + 1
+        step = self.context.position.step + 1
         if self._history and self._history[-1].fault.step == step:
-            self.ground.link.send(Recovered(step, in_process=True))
+            self.context.link.send(Recovered(step, in_process=True))
 
     def loader_mended(self, kind: str, details: dict[str, Any]) -> None:
         """A loader lost its processes and has replaced them by itself: a fault, told like any other."""
         # It belongs to the step of the batch that could not be read, which may be read ahead of its turn.
-        step, link = self.ground.position.step + 1 + int(details.get("ahead", 0)), self.ground.link
+        step, link = self.context.position.step + 1 + int(details.get("ahead", 0)), self.context.link
         message = str(details.get("message", ""))
         fault = Fault(Kind(kind), step=step, phase=Phase.DATA.label, message=message, evidence=details)
         move = Move(Action.RETRY, self._rung, reason="the loader's processes were replaced")

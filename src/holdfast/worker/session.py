@@ -16,7 +16,7 @@ are not.
 
 Here is what a script may call. The loops over epochs and batches are in training_loop.py, the end of a body in
 commits.py, trying a step until it is done in retry.py, going on where a run was in restore.py, and what all of them
-work on in session_base.py.
+work on in session_context.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from holdfast.worker.peers import Peers
 from holdfast.worker.position import Position
 from holdfast.worker.restore import restore
 from holdfast.worker.retry import Attempts, Samples
-from holdfast.worker.session_base import Ground, Link, LostWorker, StopRun, named_by_kind
+from holdfast.worker.session_context import Link, LostWorker, SessionContext, StopRun, named_by_kind
 from holdfast.worker.step import Loss, Splitter, Work
 from holdfast.worker.training_loop import TrainingLoop
 
@@ -88,16 +88,16 @@ class Session:
     ) -> None:
         self.run = run
         self.settings = settings
-        ground = Ground(link, settings, device)
-        ground.peers = peers or ground.peers
-        ground.cadence = Cadence(settings, together=ground.peers.ranks > 1)
-        self._ground = ground
-        self._board = ground.board
-        self._phase_hooks = ground.phase_hooks
-        self._enter = ground.enter
-        self._attempts = Attempts(ground, rungs, rung, run.folder)
-        self._commits = Commits(ground, self._attempts)
-        self._loop = TrainingLoop(ground, self._attempts, self._commits)
+        context = SessionContext(link, settings, device)
+        context.peers = peers or context.peers
+        context.cadence = Cadence(settings, together=context.peers.ranks > 1)
+        self._context = context
+        self._board = context.board
+        self._phase_hooks = context.phase_hooks
+        self._enter = context.enter
+        self._attempts = Attempts(context, rungs, rung, run.folder)
+        self._commits = Commits(context, self._attempts)
+        self._loop = TrainingLoop(context, self._attempts, self._commits)
         self._head = LoopHead()
         self._warned = False
         """That steps are not committed."""
@@ -122,12 +122,12 @@ class Session:
             pieces=pieces, cpu_batch=cpu_batch, trial=trial, probation=probation, sentinel=sentinel
         )
         self._left_out = list(leave_out)
-        self._ground.cadence.after_losses(between_faults, workers_lost, watched_s)
+        self._context.cadence.after_losses(between_faults, workers_lost, watched_s)
 
     @property
     def device(self) -> torch.device:
         """Where the protected objects are."""
-        return self._ground.device
+        return self._context.device
 
     @property
     def replaying(self) -> bool:
@@ -135,17 +135,17 @@ class Session:
 
         A function given to `session.step` that does more than compute (it counts, it draws) may want to know.
         """
-        return self._ground.replaying
+        return self._context.replaying
 
     @property
     def rank(self) -> int:
         """Which of the processes of this run this one is: 0, unless it was launched with several."""
-        return self._ground.peers.rank
+        return self._context.peers.rank
 
     @property
     def ranks(self) -> int:
         """How many processes train this model together."""
-        return self._ground.peers.ranks
+        return self._context.peers.ranks
 
     @property
     def state(self) -> dict[str, Any]:
@@ -158,11 +158,11 @@ class Session:
 
     @property
     def _position(self) -> Position:
-        return self._ground.position
+        return self._context.position
 
     @property
     def _named(self) -> dict[str, Any]:
-        return self._ground.objects
+        return self._context.objects
 
     @property
     def _pieces(self) -> int:
@@ -176,7 +176,7 @@ class Session:
         Takes anything with `state_dict` and `load_state_dict`: modules, optimizers, schedulers, a GradScaler,
         a Loader, a simulated world. Positional ones are named by what they are.
         """
-        if self._ground.ready:
+        if self._context.ready:
             raise UserError(
                 "session.protect was called twice",
                 cause="the snapshot's layout is made once",
@@ -186,33 +186,33 @@ class Session:
         objects = {name: AnyLoader(each) if is_loader(each) else each for name, each in found.items()}
         if KEPT in objects:
             raise UserError(f"`{KEPT}` is the name of what the session itself keeps", hints=["protect it by another"])
-        self._ground.protect({**objects, KEPT: self._kept})
+        self._context.protect({**objects, KEPT: self._kept})
         self._attempts.protect()
-        for optimizer in self._ground.known_optimizers():
+        for optimizer in self._context.known_optimizers():
             optimizer.register_step_post_hook(lambda *_: self._stepped_by_hand())
-        self._commits.landing = restore(self._ground)
+        self._commits.landing = restore(self._context)
         if self._commits.landing is not None:
             self._commits.started = True
             self._attempts.pieces.hold()
-        self._ground.peers.protect(self._ground, restored=self._commits.landing is not None)
+        self._context.peers.protect(self._context, restored=self._commits.landing is not None)
         for each in self._left_out:
             loader = self._named.get(each["loader"])
             if isinstance(loader, Loader):
                 loader.leave_out(each["samples"], each["why"], epoch=each["epoch"], batch=each["batch"])
-        self._board.loaders(sum(loader.num_workers for loader in self._ground.loaders()))
-        for name, loader in self._ground.named_loaders().items():
+        self._board.loaders(sum(loader.num_workers for loader in self._context.loaders()))
+        for name, loader in self._context.named_loaders().items():
             loader.on_event = self._attempts.loader_mended
             loader.passes.protected = True
             if self._commits.landing is not None:
                 loader.passes.begin_again()
             loader.on_wait = self._board.beat
             loader.device = self.device
-            together = self._ground.peers
+            together = self._context.peers
             loader.share_with(self.rank, self.ranks, together.shares(name), together.leaving_out(name))
             loader.be_patient(floor_s=self.settings.loader.stuck_floor, first_wait_s=self.settings.loader.first_wait)
             if isinstance(loader, AnyLoader):
                 loader.source.on_progress = self.progress
-                loader.source.on_note = lambda text: self._ground.link.send(Note(text))
+                loader.source.on_note = lambda text: self._context.link.send(Note(text))
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Session:
         before = landing is not None and landing.left and self._loop.numbered.calls <= landing.loops
         if not self._commits.busy and not self._loop.inside and not before:
             self._commits.land(CommitPoint.ASKED)
-            if self._ground.ready and self._ground.over is None and self._head.asked(place_of_caller()):
+            if self._context.ready and self._context.over is None and self._head.asked(place_of_caller()):
                 self._commits.started = True
                 self._commits.commit(CommitPoint.FREE)
                 if self._commits.stopping:
@@ -282,15 +282,15 @@ class Session:
         `accumulate` works through the batch in so many pieces of exact weight; `split(batch, count)` cuts
         batches that are not tensors with a common first dimension. `clip` limits the gradient norm.
         """
-        ground = self._ground
-        optimizers, pieces = ground.optimizers(optimizer), max(1, int(accumulate))
-        work = Work(fn, batch, optimizers, ground.scaler(), clip, pieces, split)
-        ground.updating(True)
+        context = self._context
+        optimizers, pieces = context.optimizers(optimizer), max(1, int(accumulate))
+        work = Work(fn, batch, optimizers, context.scaler(), clip, pieces, split)
+        context.updating(True)
         try:
             loss = self._transact(lambda device: self._attempts.perform(work, device), work)
         finally:
-            ground.updating(False)
-        ground.loss, ground.norm = loss, work.norm
+            context.updating(False)
+        context.loss, context.norm = loss, work.norm
         self._leave_step(loss, work.norm)
         return Loss(loss, self._waiting)
 
@@ -303,12 +303,12 @@ class Session:
 
         def perform(device: torch.device) -> T:
             self._enter(Phase.FORWARD)
-            with self._ground.peers.averaging(self._ground.known_optimizers()):
+            with self._context.peers.averaging(self._context.known_optimizers()):
                 return fn()
 
         result = self._transact(perform, None)
-        self._ground.loss = self._ground.norm = None
-        self._ground.uncommitted.whole = True
+        self._context.loss = self._context.norm = None
+        self._context.uncommitted.whole = True
         self._leave_step(None, None)
         return result
 
@@ -317,25 +317,25 @@ class Session:
         self._commits.arrive(CommitPoint.FREE)
 
     def _leave_step(self, loss: torch.Tensor | None, norm: torch.Tensor | None) -> None:
-        ground, loop = self._ground, self._loop
-        position = ground.position
+        context, loop = self._context, self._loop
+        position = context.position
         position.step += 1
-        ground.uncommitted.add(position.step, loss, norm)
+        context.uncommitted.add(position.step, loss, norm)
         if not loop.in_epoch:
             if loop.open is None and self._head.step_ends():
                 self._commits.commit(CommitPoint.FREE)
             if self._commits.landing is None:
                 self._commits.offers.make()  # of a value that was logged inside of the step
-        ground.enter(Phase.LOOP)
+        context.enter(Phase.LOOP)
 
     def _stepped_by_hand(self) -> None:
         """`optimizer.step()` of the script's own: a step like any other, committed with the body it is in."""
-        if self._commits.busy or self._ground.replaying:
+        if self._commits.busy or self._context.replaying:
             return
         self._board.begin_attempt(self._position.step + 1)
         self._position.step += 1
-        self._ground.uncommitted.add(self._position.step, None, None)
-        self._ground.loss = self._ground.norm = None
+        self._context.uncommitted.add(self._position.step, None, None)
+        self._context.loss = self._context.norm = None
         if not self._loop.inside and self._commits.landing is None:
             self._commits.started = True  # there is something to save at the end
             if not self._head.stepped_by_hand():
@@ -350,7 +350,7 @@ class Session:
                 "session.step_count < …`: these steps are saved at the end of the script, and after a fault they are "
                 "done again from the first"
             )
-            self._ground.link.send(Note(text))
+            self._context.link.send(Note(text))
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -366,7 +366,7 @@ class Session:
     def _transact(self, perform: Callable[[torch.device], T], work: Work | None) -> T:
         """Whole or not at all."""
         commits = self._commits
-        self._ground.check_not_over()
+        self._context.check_not_over()
         if commits.busy:
             raise UserError("session.step was called inside a step", cause="a step is rolled back as a whole")
         if commits.stopping:
@@ -387,18 +387,18 @@ class Session:
 
     def _finish(self) -> None:
         """The script's `train` has returned: the last commit."""
-        self._ground.check_not_over()
-        if self._ground.ready and self._commits.started:
+        self._context.check_not_over()
+        if self._context.ready and self._commits.started:
             if self._loop.in_epoch:  # the script has left the loop, and keeps its iterator
                 self._loop.in_epoch = False
                 self._loop.leave_epoch(self._position.epoch)
             self._loop.end_left()
             check_reached(self._commits.landing)
             self._commits.land_at_last()
-            self._ground.peers.at_boundary(self._ground, CommitPoint.END, stop=False)
-            self._ground.take(CommitPoint.END, resumable=True)
+            self._context.peers.at_boundary(self._context, CommitPoint.END, stop=False)
+            self._context.take(CommitPoint.END, resumable=True)
             self._commits.tell_cadence(last=True)
-            self._ground.snapshots.flush()
+            self._context.snapshots.flush()
             self._attempts.check_numbers()
         self._commits.busy = True
         self._attempts.close()
@@ -410,11 +410,11 @@ class Session:
         with contextlib.suppress(RuntimeError, OSError):
             self._attempts.close()
         self._close_loaders()
-        if self._ground.ready:
-            self._ground.snapshots.close()
+        if self._context.ready:
+            self._context.snapshots.close()
 
     def _close_loaders(self) -> None:
-        for loader in self._ground.loaders():
+        for loader in self._context.loaders():
             loader.close()
 
     def _explain(self, error: Exception) -> None:
@@ -429,7 +429,7 @@ class Session:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Evaluation: protected modules in eval mode, no gradients, and the training's random numbers untouched."""
-        modules = self._ground.modules()
+        modules = self._context.modules()
         modes = [(part, part.training) for module in modules for part in module.modules()]
         tensors, words = capture_rng(self.device)
         self._enter(Phase.EVALUATE)
@@ -446,12 +446,12 @@ class Session:
 
     def log(self, **numbers: float | torch.Tensor | Loss) -> None:
         """Keep these numbers with the step and epoch they belong to."""
-        if self._ground.replaying:
+        if self._context.replaying:
             return
         values = {name: _number(name, value) for name, value in numbers.items()}
         record: dict[str, Any] = {"step": self._position.step, "epoch": self._position.epoch, "values": values}
-        self._ground.unheard.add(record)
-        self._ground.link.send(Log(**record))
+        self._context.unheard.add(record)
+        self._context.link.send(Log(**record))
         self._commits.offers.note(values)
         if not self._loop.in_epoch and not self._commits.busy and self._commits.landing is None:
             self._commits.offers.make()

@@ -1,6 +1,6 @@
 """The loops over epochs and batches, as a script writes them: what is still to do, and where each body ends.
 
-    loop = TrainingLoop(ground, attempts, commits)
+    loop = TrainingLoop(context, attempts, commits)
     for epoch in loop.epochs(10):                # session.epochs
         for batch in loop.batches(data):         # session.batches
 
@@ -26,7 +26,7 @@ from holdfast.run.messages import EpochEnded
 from holdfast.worker.commits import Commits
 from holdfast.worker.epoch_loops import EpochLoops, left_by_error
 from holdfast.worker.retry import Attempts
-from holdfast.worker.session_base import Ground, StopRun
+from holdfast.worker.session_context import SessionContext, StopRun
 
 
 @dataclass(slots=True, eq=False)
@@ -44,8 +44,8 @@ class OpenBatch:
 class TrainingLoop:
     """Of one session."""
 
-    def __init__(self, ground: Ground, attempts: Attempts, commits: Commits) -> None:
-        self._ground = ground
+    def __init__(self, context: SessionContext, attempts: Attempts, commits: Commits) -> None:
+        self._context = context
         self._attempts = attempts
         self._commits = commits
         self.numbered = EpochLoops()
@@ -74,21 +74,21 @@ class TrainingLoop:
             raise UserError("session.epochs was called inside another", cause="a run has one count of epochs")
         if self._commits.landing is None:
             self.end_left()
-        loop = self.numbered.begin(self._ground, self._commits.landing, total, name)
+        loop = self.numbered.begin(self._context, self._commits.landing, total, name)
         if loop is None:
             return
         self.end_left()
         first, last = loop.first, loop.first + total
-        self._ground.board.position(epoch=self._ground.position.epoch, epochs=last, batch=0, batches=0)
-        for epoch in range(self._ground.position.epoch, last):
+        self._context.board.position(epoch=self._context.position.epoch, epochs=last, batch=0, batches=0)
+        for epoch in range(self._context.position.epoch, last):
             self._commits.arrive(CommitPoint.EPOCH)
-            self._ground.enter(Phase.LOOP)  # before its first batch a body may do work of its own
+            self._context.enter(Phase.LOOP)  # before its first batch a body may do work of its own
             self.in_epoch = True
-            self._ground.loop = loop
+            self._context.loop = loop
             self._passes.clear()
-            self._ground.board.position(epoch=epoch, epochs=last, batch=0, batches=0)
+            self._context.board.position(epoch=epoch, epochs=last, batch=0, batches=0)
             self._epochs_total = last
-            for loader in self._ground.loaders():
+            for loader in self._context.loaders():
                 loader.passes.drawn = 0
             try:
                 yield epoch - first
@@ -99,11 +99,11 @@ class TrainingLoop:
                 self.in_epoch = False
             self._end_epoch(epoch)
         if self._commits.landing is None:
-            self._ground.loop = loop  # also one without an epoch to do
+            self._context.loop = loop  # also one without an epoch to do
         if self._commits.landing is not None and self._commits.landing.at is CommitPoint.EPOCH:
             self._commits.land_at_last()
         # A test or an export comes after the last epoch, not a snapshot that takes long.
-        self._ground.enter(Phase.EVALUATE)
+        self._context.enter(Phase.EVALUATE)
 
     def leave_epoch(self, epoch: int, *, caught: bool = False) -> None:
         """The loop was left. Its weights may be the best, and what the script does next may change them.
@@ -112,8 +112,8 @@ class TrainingLoop:
         catches leaves it too: so nothing that a run goes on from says yet that the epoch is over.
         """
         self._left = epoch
-        if self._ground.loop is not None:
-            self._ground.loop.caught = caught
+        if self._context.loop is not None:
+            self._context.loop.caught = caught
         if self.open is not None and not self._commits.busy:
             self._leave_batch(self.open)
         if self._commits.landing is None and not self._commits.busy:
@@ -125,8 +125,8 @@ class TrainingLoop:
         if self._left is None or self._commits.busy:
             return
         epoch, self._left = self._left, None
-        if self._ground.loop is not None:
-            self._ground.loop.left = True
+        if self._context.loop is not None:
+            self._context.loop.left = True
         self._end_epoch(epoch, CommitPoint.FREE)
 
     def _end_epoch(self, epoch: int, at: CommitPoint = CommitPoint.EPOCH) -> None:
@@ -134,11 +134,11 @@ class TrainingLoop:
             self._leave_batch(self.open)
         self._commits.land_at_last()
         for name, whole in self._passes.items():
-            self._ground.objects[name].finish_epoch(left=not whole)
+            self._context.objects[name].finish_epoch(left=not whole)
         self._passes.clear()
-        self._ground.position.epoch = epoch + 1
-        ended = {"epoch": epoch, "step": self._ground.position.step, "loss": None}
-        self._ground.unheard.add(ended)
+        self._context.position.epoch = epoch + 1
+        ended = {"epoch": epoch, "step": self._context.position.step, "loss": None}
+        self._context.unheard.add(ended)
         try:
             self._commits.commit(at, hold=True)
         except StopRun:
@@ -148,44 +148,44 @@ class TrainingLoop:
 
     def _tell_epoch(self, ended: dict[str, Any]) -> None:
         """An epoch is over and committed; its snapshot is held until the supervisor knows whether it is the best."""
-        snapshots = self._ground.snapshots
+        snapshots = self._context.snapshots
         self._commits.offers.due = False
         snapshots.flush()
         self._attempts.check_numbers()
-        ended["loss"] = self._ground.board.read().loss  # of its last step: for scripts that log nothing
+        ended["loss"] = self._context.board.read().loss  # of its last step: for scripts that log nothing
         sequence = snapshots.last.sequence if snapshots.last is not None else None
-        self._ground.link.send(EpochEnded(**ended, sequence=sequence))
+        self._context.link.send(EpochEnded(**ended, sequence=sequence))
 
     # -- batches -------------------------------------------------------------------------------------------
 
     def batches(self, data: Any) -> Iterator[Any]:
         """`session.batches`: the batches of this epoch that are still to do."""
-        name = self._ground.name_of(data)
-        if self.open is not None and self._ground.objects[name] is not self.open.loader:
+        name = self._context.name_of(data)
+        if self.open is not None and self._context.objects[name] is not self.open.loader:
             yield from data
             return
-        data = self._ground.objects[name]
+        data = self._context.objects[name]
         self.end_left()
         self._check_pass(name)
         self._passes[name] = False
-        self._ground.enter(Phase.DATA)
+        self._context.enter(Phase.DATA)
         landing = self._commits.landing
         if landing is None:
-            self._ground.begun = data.cursor
+            self._context.begun = data.cursor
         if self.in_epoch and not any(self._passes.values()):
             self._check_nothing_drawn()
-        ground, commits = self._ground, self._commits
+        context, commits = self._context, self._commits
         foreign = isinstance(data, AnyLoader)
         for batch in self._read(data, name):
-            self._attempts.ahead.begin(batch.value, ground.device)
+            self._attempts.ahead.begin(batch.value, context.device)
             self._show_position(batch.index, data.length() if foreign else len(data))
-            ground.enter(Phase.LOOP)
+            context.enter(Phase.LOOP)
             commits.arrive(CommitPoint.BATCH, name)
             if landing is not None:
                 if commits.landing is None:
-                    _count_on(batch.index - ground.begun)
+                    _count_on(batch.index - context.begun)
                 landing = None
-            opened = self.open = OpenBatch(name, data, batch, ground.position.step)
+            opened = self.open = OpenBatch(name, data, batch, context.position.step)
             try:
                 yield batch.value
             except GeneratorExit:
@@ -196,7 +196,7 @@ class TrainingLoop:
         self._passes[name] = True
         if not self.in_epoch:
             data.finish_epoch()
-        self._ground.enter(Phase.EVALUATE)  # what follows the last batch is often an evaluation, declared or not
+        self._context.enter(Phase.EVALUATE)  # what follows the last batch is often an evaluation, declared or not
 
     def _read(self, data: Loader | AnyLoader, name: str) -> Iterator[Batch]:
         """A loader of somebody else's draws from the generators of the script: they are restored before it is read."""
@@ -219,8 +219,8 @@ class TrainingLoop:
 
     def _check_nothing_drawn(self) -> None:
         """An iterator that is drawn from between the beginning of an epoch and its first batch is a batch ahead."""
-        for name in (name for name, each in self._ground.objects.items() if isinstance(each, (Loader, AnyLoader))):
-            passes = self._ground.objects[name].passes
+        for name in (name for name, each in self._context.objects.items() if isinstance(each, (Loader, AnyLoader))):
+            passes = self._context.objects[name].passes
             if passes.drawn and passes.current is not None:
                 raise UserError(
                     f"`{name}` was drawn from before the first batch of the epoch",
@@ -229,21 +229,21 @@ class TrainingLoop:
                 )
 
     def _end_batch(self, opened: OpenBatch) -> None:
-        ground = self._ground
+        context = self._context
         check_no_strays()
         if self.open is not opened:
             raise UserError("this iterator over session.batches is of an earlier epoch", hints=["make a new one"])
-        if ground.position.step == opened.step:
-            ground.uncommitted.count += 1  # a body without a step is done as well
+        if context.position.step == opened.step:
+            context.uncommitted.count += 1  # a body without a step is done as well
         self._count_batch(opened)
         loader = opened.loader
         last = loader.at_end() if isinstance(loader, AnyLoader) else loader.cursor >= len(loader)
         self._commits.commit(CommitPoint.BATCH, opened.name, last=last)
-        ground.enter(Phase.DATA)
+        context.enter(Phase.DATA)
 
     def _leave_batch(self, opened: OpenBatch) -> None:
         """The loop was left by `break`: a batch that was trained on is done, one that was looked at is not."""
-        if self.open is opened and self._ground.position.step > opened.step:
+        if self.open is opened and self._context.position.step > opened.step:
             self._count_batch(opened)
         elif self.open is opened:
             self.open = None
@@ -251,11 +251,11 @@ class TrainingLoop:
     def _count_batch(self, opened: OpenBatch) -> None:
         self.open = None
         opened.loader.advance(opened.batch)
-        self._ground.position.samples += len(opened.batch.samples)
+        self._context.position.samples += len(opened.batch.samples)
 
     def _show_position(self, index: int, total: int) -> None:
-        ground = self._ground
-        ground.board.position(epoch=ground.position.epoch, epochs=self._epochs_total, batch=index, batches=total)
+        context = self._context
+        context.board.position(epoch=context.position.epoch, epochs=self._epochs_total, batch=index, batches=total)
 
 
 def _count_on(done: int) -> None:

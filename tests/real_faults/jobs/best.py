@@ -62,7 +62,7 @@ def _keep(session: holdfast.Session, model: torch.nn.Linear) -> None:
 
 
 def _die_at_the_end_of(session: holdfast.Session, epoch: int, after: str, who: str) -> None:
-    link: Any = session._ground.link
+    link: Any = session._context.link
     send = link.send
 
     def die(message: Any) -> None:

@@ -160,7 +160,7 @@ class Silence:
         supervisor = self.supervisor
         message = f"no step and no output for {silence:.0f} s, allowed {limit:.0f} s"
         found = {"busy": self.activity.busy(), "doing": finding.words, "process_state": info.state if info else None}
-        fault = self.watch.hang(beat, silence, limit, supervisor.device, message, found)
+        fault = self.watch.fault_of(beat, silence, limit, supervisor.device, message, found)
         phase = beat.phase.label if supervisor.attached.exact else None
         fault = fault.at(step=beat.at if beat.attempts else None, phase=phase, pid=pid, process=pid)
         stuck = supervisor.end_process()

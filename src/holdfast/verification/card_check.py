@@ -125,7 +125,7 @@ def conduct(
 
 def dangers(asked: str | None) -> list[str]:
     """Why the cards that would be touched may freeze the machine or the screen, each in a sentence."""
-    from holdfast.devices import inspection, survey
+    from holdfast.devices import inventory_findings, survey
 
     here = survey.take()
     cards = [card for card in here.gpus if card.visible and asked in (None, card.id)]
@@ -140,7 +140,7 @@ def dangers(asked: str | None) -> list[str]:
             )
         if card.kind in ("amd", "intel"):
             found.append(f"{name} may be reset by its driver when a kernel hangs; that can take the desktop along")
-        bugs = inspection.bugs_of(card, here, os.environ)
+        bugs = inventory_findings.bugs_of(card, here, os.environ)
         found += [f"{name}: {bug.title}" for bug in bugs if "froze" in bug.shows or bug.lost_when_ended]
         if card.masquerading:
             found.append(f"{name} runs as {card.claimed_arch} and is {card.arch}: that has taken machines down")

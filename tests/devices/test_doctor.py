@@ -14,7 +14,7 @@ import pytest
 from holdfast.base import processes
 from holdfast.devices import battery, probe_catalog
 from holdfast.devices.battery import Host, ProbeResult
-from holdfast.devices.examination import Doctor
+from holdfast.devices.doctor import Doctor
 from holdfast.devices.examined import Examined, Listener, Patient
 from holdfast.devices.ledger import Ledger
 from holdfast.devices.own_step import merged

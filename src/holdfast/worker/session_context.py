@@ -1,9 +1,9 @@
-"""The ground a session stands on: device, position, protected objects, snapshots, and the way to the supervisor.
+"""What the parts of a session share: device, position, protected objects, snapshots, and the way to the supervisor.
 
-    ground = Ground(link, settings, device)
-    ground.protect({"model": model, "optimizer": optimizer})
-    ground.enter(Phase.FORWARD)                        # on the board, for the watchdog
-    ground.take(CommitPoint.BATCH, "data", resumable=True)  # a snapshot of everything protected, at this position
+    context = SessionContext(link, settings, device)
+    context.protect({"model": model, "optimizer": optimizer})
+    context.enter(Phase.FORWARD)                        # on the board, for the watchdog
+    context.take(CommitPoint.BATCH, "data", resumable=True)  # a snapshot of everything protected, at this position
 
 The session (loop and public calls), its attempts (retry.py) and its landing (restore.py) all work on it; the
 session drives the other two.
@@ -55,8 +55,8 @@ class Link(snapshot.Link, Protocol):
     def newest(self) -> memoryview | None: ...
 
 
-class Ground:
-    """What the parts of a session share."""
+class SessionContext:
+    """One for each session; its loop, its attempts and its restoring work on it."""
 
     def __init__(self, link: Link, settings: Settings, device: torch.device) -> None:
         self.link = link

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.devices import advice, knowledge
 from holdfast.devices.findings import Finding
-from holdfast.devices.inspection import of_disk, of_inventory, overall
+from holdfast.devices.inventory_findings import of_disk, of_inventory, overall
 from holdfast.devices.survey.records import Cpu, Device, Disk, Inventory, System, TorchBuild
 
 from . import machines

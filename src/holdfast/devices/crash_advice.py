@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.devices import inspection
+from holdfast.devices import inventory_findings
 from holdfast.devices.findings import Finding
 from holdfast.faults.kinds import CODES, Kind
 from holdfast.faults.signatures import Signature, match_text
@@ -54,7 +54,7 @@ def consult(inventory: Inventory, env: Mapping[str, str], message: str = "", end
     known = match_text(message) if message else None
     if known is not None and known.kind in _THE_SCRIPT:
         return _of_signature(known)
-    found = inspection.of_inventory(inventory, env)
+    found = inventory_findings.of_inventory(inventory, env)
     for slug in _CAUSES:
         first = next((each for each in found if each.about.slug == slug and _matters(each, inventory)), None)
         if first is not None:
@@ -78,21 +78,21 @@ def _matters(finding: Finding, inventory: Inventory) -> bool:
 def _reported(inventory: Inventory, env: Mapping[str, str], message: str, ended: str) -> Opinion | None:
     """What others have reported of such a card: by its words, then by how it ended."""
     for card in sorted(inventory.gpus, key=lambda each: bool(each.integrated)):
-        bugs = inspection.bugs_of(card, inventory, env) if inspection.served(card, inventory) else []
+        bugs = inventory_findings.bugs_of(card, inventory, env) if inventory_findings.served(card, inventory) else []
         by_words = [bug for bug in bugs if message and any(re.search(each, message) for each in bug.says)]
         # A message without any word of a report speaks against it.
         by_end = [bug for bug in bugs if ended and ended in bug.shows and not (message and bug.says)]
         for bug in _ranked(by_words, ended) or _ranked(by_end, ended):
-            return _of_finding(inspection.known_bug(card, bug, inventory, env))
+            return _of_finding(inventory_findings.known_bug(card, bug, inventory, env))
     return None
 
 
 def _leftovers(inventory: Inventory, env: Mapping[str, str], ended: str) -> list[Finding]:
     """Variables that can end a run like this one, and stay in force when the cause is out of the way."""
-    bugs = [(card, bug) for card in inventory.gpus for bug in inspection.bugs_of(card, inventory, env)]
+    bugs = [(card, bug) for card in inventory.gpus for bug in inventory_findings.bugs_of(card, inventory, env)]
     set_here = [(card, bug) for card, bug in bugs if bug.when.get("env") and "no-masquerade" not in bug.remedies]
     fits = {bug.id: (card, bug) for card, bug in set_here if ended and ended in bug.shows}
-    return [inspection.known_bug(card, bug, inventory, env) for card, bug in fits.values()]
+    return [inventory_findings.known_bug(card, bug, inventory, env) for card, bug in fits.values()]
 
 
 def _ranked(bugs: Sequence[Bug], ended: str) -> list[Bug]:
