@@ -44,6 +44,7 @@ JOB = ROOT / "benchmarks" / "jobs" / "machines_soak.py"
 FAULTS = ("kill a rank", "cut a cable", "kill an agent", "halt a rank")
 CUT = 5.0
 START = 300.0
+STOP = 120.0
 
 
 class Soak:
@@ -57,6 +58,8 @@ class Soak:
         self.seen.mkdir()
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.done: list[tuple[float, str, int]] = []
+        self.code: int | None = None
+        self.stands: dict[str, Any] = {}
         for number in range(args.machines):
             self.start(number)
 
@@ -131,7 +134,21 @@ class Soak:
         time.sleep(max(0.0, self.began + self.args.seconds - time.monotonic()))
         self.ended = time.monotonic()
         self.processes[0].terminate()
-        self.code = self.processes[0].wait(120.0)
+        try:
+            self.code = self.processes[0].wait(STOP)
+        except subprocess.TimeoutExpired:  # what was measured until now counts all the same
+            self.stands = self.looks()
+
+    def looks(self) -> dict[str, Any]:
+        """What the machines were at when the run did not end: the last events, and the stacks where py-spy is there."""
+        (run,) = list_runs(self.folder / "machine-0")
+        found: dict[str, Any] = {"events": [[each.kind, each.data] for each in run.events()][-30:]}
+        spy = Path(sys.executable).with_name("py-spy")
+        for number, process in self.processes.items():
+            for pid in [process.pid, *self.ranks(number)] if spy.exists() else ():
+                said = subprocess.run([spy, "dump", "--pid", str(pid)], capture_output=True, text=True, check=False)
+                found[f"machine {number}, process {pid}"] = said.stdout.splitlines()
+        return found
 
     def result(self) -> dict[str, Any]:
         new, newest = [], 0
@@ -153,6 +170,7 @@ class Soak:
             "step_s": usual,
             "new_steps": len(within),
             "exit_code": self.code,
+            **({"stands": self.stands} if self.stands else {}),
             "receipt": {key: receipt.get(key) for key in ("steps", "steps_lost", "steps_repeated", "faults")},
             "samples": self.samples(int(receipt.get("steps") or 0)),
             "notes": Counter(str(e.data.get("text")).split(":")[0] for e in run.events() if e.kind == "note"),

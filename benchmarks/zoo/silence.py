@@ -79,7 +79,7 @@ def _cold(place: torch.device) -> Row:
         timed(name, lambda function=function, inputs=inputs: zeros._wrong(function, inputs, place))  # type: ignore[misc]
     if place.type == "cuda":
         timed("import triton", lambda: importlib.import_module("triton"))
-        timed("a Triton kernel", lambda: zeros._of_triton(place, 0))
+        timed("a Triton kernel", lambda: zeros.silent_triton(place))
     return {"broken": "nothing, part by part", "found": [], "seconds": round(sum(took.values()), 3), "parts": took}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from holdfast.run.messages import (
 )
 from holdfast.state import checkpoint, layout, weights_file
 from holdfast.state.slots import Arena
+from holdfast.supervisor import keeper as keeper_module
 from holdfast.supervisor import process_start
 from holdfast.supervisor.keeper import Keeper
 from tests.disks import fill, make_room, small_disk
@@ -341,6 +343,31 @@ def test_weights_are_saved_where_the_state_does_not_fit(tmp_path: Path) -> None:
         assert "path" not in answer.saved and answer.saved["weights_sha256"]
         assert weights_file.check_weights(kept.run.path / "final.safetensors") is None
         kept.close()
+
+
+def test_last_weights_that_found_no_room_beside_the_checkpoint_are_written_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota does not show in what a disk says of its room. The last checkpoint takes that of the oldest ones."""
+    monkeypatch.setattr(keeper_module, "_has_room", lambda run, size: True)
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        ours, theirs = Channel.pair()
+        keeper = Keeper(theirs, disk, 3)
+        keeper.arenas = [arena] = [Arena.create(PLAN.total_bytes, slots=4)]
+        for step in (1, 2, 3):
+            commit(arena, step)
+            assert keeper._answer(Wish("test")).why is None
+        with open(disk / "filler", "wb") as filler:  # less than a file of weights is left
+            filler.write(b"x" * (shutil.disk_usage(disk).free - WEIGHTS // 2))
+        (disk / ".final.safetensors.1.tmp").write_bytes(b"of a keeper that was killed")
+        commit(arena, 4)
+        answer = keeper._answer(Wish(SaveReason.END, weights=("final",), last=True))
+        assert answer.why is None and answer.saved["weights_sha256"] and answer.saved["step"] == 4
+        assert weights_file.check_weights(disk / "final.safetensors") is None
+        assert_whole(disk / "checkpoints" / "000004", 4)
+        assert not list(disk.glob(".*"))
+        for each in (ours, theirs, arena):
+            each.close()
 
 
 def test_a_held_snapshot_that_the_disk_refused_stays_held(kept: Kept) -> None:

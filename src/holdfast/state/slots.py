@@ -97,8 +97,10 @@ class Commit:
 class Slot:
     """One snapshot's memory."""
 
-    def __init__(self, index: int, memory: mmap.mmap, fd: int, path: Path | None) -> None:
+    def __init__(self, index: int, memory: mmap.mmap, fd: int, path: Path | None, *, in_memory: bool = False) -> None:
         self.index = index
+        self.in_memory = in_memory
+        """Otherwise its pages belong to a file on a disk, which may be slow."""
         self.memory = memory
         self.fd = fd
         self.path = path
@@ -218,13 +220,13 @@ class Slot:
     def map_in(self, size: int) -> None:
         """Before all of a large snapshot is read: its pages become this process's at once. One by one, when each is
         read for the first time, they take twice as long as the disk that they are written to."""
-        if size >= LARGE:
+        if size >= LARGE and self.in_memory:
             self._advise(_POPULATE_READ, size)
 
     def empty(self) -> None:
         """Give the memory back, though others have it open. The slot holds nothing any more."""
         self.undo()
-        if self.path is None and self.capacity >= LARGE:
+        if self.capacity >= LARGE and self.in_memory:
             self._advise(_REMOVE, self.capacity)
 
     def _advise(self, advice: int | None, size: int) -> None:
@@ -266,7 +268,7 @@ class Arena:
         try:
             for index in range(slots):
                 fd, path = _reserve(HEADER + capacity, index, folder, named, first)
-                made.append(Slot(index, mmap.mmap(fd, HEADER + capacity), fd, path))
+                made.append(Slot(index, mmap.mmap(fd, HEADER + capacity), fd, path, in_memory=folder is None))
         except OSError:
             for slot in made:
                 slot.close()
@@ -277,10 +279,10 @@ class Arena:
 
     @classmethod
     def open(cls, fds: list[int], where: str = "memory") -> Arena:
-        return cls(
-            [Slot(index, mmap.mmap(fd, os.fstat(fd).st_size), fd, None) for index, fd in enumerate(fds)],
-            where,
-        )
+        sizes = [os.fstat(fd).st_size for fd in fds]
+        mapped = [mmap.mmap(fd, size) for fd, size in zip(fds, sizes, strict=True)]
+        inside = where == "memory"
+        return cls([Slot(n, each, fds[n], None, in_memory=inside) for n, each in enumerate(mapped)], where)
 
     @classmethod
     def open_paths(cls, paths: list[Path]) -> Arena:

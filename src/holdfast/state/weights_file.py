@@ -49,7 +49,8 @@ def write_weights(
     pieces = [memoryview(header), *(payload[start:stop] for start, stop in spans)]
     temporary = f".{path.name}.{os.getpid()}.tmp"
     with Folder.at(path.parent) as folder:
-        folder.discard(temporary)
+        for left in [name for name in folder.names() if name.startswith(f".{path.name}.") and name.endswith(".tmp")]:
+            folder.discard(left)  # of a keeper that was killed, too
         try:
             digest = _write(folder, temporary, pieces, check, aside)
             check()

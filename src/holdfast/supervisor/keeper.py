@@ -197,7 +197,10 @@ class Keeper:
                 self.owed = [each for each in self.owed if (each.sequence or 0) > wanted]
 
     def _write(self, request: Wish, slot: Slot, commit: Commit) -> tuple[dict[str, Any] | None, OSError | None]:
-        """The checkpoint, then the weights. They are smaller, and may find room where the checkpoint found none."""
+        """The checkpoint, then the weights. They are smaller, and may find room where the checkpoint found none.
+
+        The last save is waited for: there both are written at once, if the disk has room for more than both.
+        """
         slot.map_in(commit.size)
         payload = slot.payload(commit.size)
         check = partial(self._check_untouched, slot, commit)
@@ -207,8 +210,7 @@ class Keeper:
         if not run.is_dir():
             return None, _gone()
         last, weights = request.last, request.weights
-        # The last save is waited for: the weights are written beside the checkpoint, where the disk has room for both.
-        at_once = last and bool(weights) and _has_room(run, 2 * commit.size)
+        at_once = last and bool(weights) and _has_room(run, 3 * commit.size)
         with ThreadPoolExecutor(2) as beside:
             sha256 = beside.submit(layout.weights_sha256, payload) if weights and last else None
             write = partial(self._write_weights, request, run, payload, commit, check, sha256)
@@ -223,7 +225,8 @@ class Keeper:
                 except (OSError, layout.BadHeader) as error:
                     refused = _as_os_error(error) if run.is_dir() else _gone()
             try:
-                _ = write() if early is None else early.result()
+                if early is None or _found_no_room(early):  # the checkpoint may have made some since then
+                    write()
                 if weights:
                     report["weights_sha256"] = layout.weights_sha256(payload) if sha256 is None else sha256.result()
                     check()
@@ -278,10 +281,10 @@ class Keeper:
 
     def _still_wanted(self, commit: Commit, check: Callable[[], None]) -> None:
         """Called while a checkpoint is written that is not the last one: the run may have come to its end."""
-        check()
         ending = self._ending()
         if ending is not None and ending != commit.step:
             raise Superseded
+        check()
 
     def _ending(self) -> int | None:
         """The last step of the run, if it has come to its end while something is written."""
@@ -416,6 +419,17 @@ class Keeper:
             self.scratch.remove()
         if sys.platform != "win32":  # there the lock is not inherited, and the next supervisor may be at work already
             remove(self.run / "slots")
+
+
+def _found_no_room(done: Future[None]) -> bool:
+    """Whether that was why it failed; any other error is raised."""
+    try:
+        done.result()
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        return True
+    return False
 
 
 def _has_room(run: Path, size: int) -> bool:

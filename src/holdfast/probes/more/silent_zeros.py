@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.devices.probe_catalog import Probe
+from holdfast.devices.probe_catalog import ACCELERATORS, Probe
 
 if TYPE_CHECKING:
     from holdfast.probes.bench import Bench
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 PROBES = [
     Probe("known answers", "answer", "launch", ("",), quick=True),
-    Probe("known answers bf16", "answer_of_bf16", "training", ("",), precision="bf16"),
+    Probe("known answers bf16", "answer_of_bf16", "training", ("",), precision="bf16", kinds=ACCELERATORS),
     Probe("known answers of Triton", "answer_of_triton", "compile", ("",), situation="compile", kinds=("cuda",),
           deadline_s=240.0),
 ]  # fmt: skip
@@ -30,8 +31,12 @@ def answer(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
 
 def answer_of_bf16(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
     """The same by other kernels, on other units of the device."""
+    from holdfast.probes.bench import Skip
     from holdfast.worker.operators.zeros import NARROW, WIDE
 
+    bench.set_precision("bf16")
+    if bench.device.type == "cpu":
+        raise Skip("nothing of it is computed on a device")
     yield _asked(bench, [NARROW.format(each) for each in WIDE])
 
 
@@ -47,8 +52,11 @@ def _asked(bench: Bench, names: Collection[str]) -> Outcome:
 
 def answer_of_triton(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
     """A kernel of Triton that doubles small whole numbers."""
+    from holdfast.probes.bench import Skip
     from holdfast.worker.operators.zeros import silent_triton
 
+    if bench.device.type == "cpu" or importlib.util.find_spec("triton") is None:
+        raise Skip("there is no Triton for it")
     bench.tell("")
     with bench.on():
         found = silent_triton(bench.device)
