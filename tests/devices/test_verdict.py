@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.devices import diagnosis
 from holdfast.devices.ledger_summary import Trust
+from holdfast.devices.probe_catalog import find
 from holdfast.devices.remedies import Found, search
 from holdfast.devices.verdict import Case, Policy, Verdict, decide, judge, policy_for
 
@@ -42,6 +43,14 @@ def with_bad(*bad: Seen) -> list[Seen]:
 def _evidence(known: dict[str, Seen], each: Seen) -> dict[str, Any]:
     before = known[each.probe].evidence if each.probe in known else {}
     return {**before, **each.evidence}
+
+
+def _silent(probe: str) -> dict[str, Any]:
+    return {
+        **find(probe).traits(""),
+        "silent": ["a kernel in forward"],
+        "why": "a kernel does not give the known answer",
+    }
 
 
 def case_of(results: list[Seen], cures: dict[str, Any] | None = None, **more: Any) -> Case:
@@ -153,6 +162,18 @@ TABLE: dict[str, tuple[list[Seen], str, str, str | None]] = {
         with_bad(Seen("known answers", "failed", evidence={"silent": ["attention in forward"], "why": "attention"})),
         "refused",
         "known answers is wrong",
+        "kernels-write-nothing",
+    ),
+    "kernels of bf16 write nothing": (
+        with_bad(Seen("known answers bf16", "failed", evidence=_silent("known answers bf16"))),
+        "use_with_care",
+        "known answers bf16 is wrong",
+        "kernels-write-nothing",
+    ),
+    "kernels of Triton write nothing": (
+        with_bad(Seen("known answers of Triton", "failed", evidence=_silent("known answers of Triton"))),
+        "use_with_care",
+        "known answers of Triton fails unless holdfast takes care",
         "kernels-write-nothing",
     ),
     "a bad index goes unnoticed": (

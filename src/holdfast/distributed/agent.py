@@ -215,12 +215,7 @@ class RankAgent:
         return [self._forker.fileno()]
 
     def _once(self) -> None:
-        for message in self._forker.news():
-            self._hear(message)
-        for member in self._members:
-            if member.process is not None and (code := member.process.poll()) is not None:
-                member.process = None
-                self._ended(member, code)
+        self._hear_ranks()
         if not all(member.pid for member in self._members) and roster.asked(self.job, self._number):
             for member in self._members:  # one that was through is needed again: a step is one of all ranks
                 member.done = False
@@ -234,6 +229,15 @@ class RankAgent:
             self._give_up()
         if self.over and self.returncode is None:
             self.returncode = 0 if all(member.done for member in self._members) else self._code or 1
+
+    def _hear_ranks(self) -> None:
+        """Which have begun and which have ended."""
+        for message in self._forker.news():
+            self._hear(message)
+        for member in self._members:
+            if member.process is not None and (code := member.process.poll()) is not None:
+                member.process = None
+                self._ended(member, code)
 
     def _hear(self, message: Message | None) -> None:
         if isinstance(message, Forked):

@@ -131,12 +131,7 @@ class MachineAgent(RankAgent):
     # -- looking -------------------------------------------------------------------------------------------
 
     def _once(self) -> None:
-        for message in self._forker.news():
-            self._hear(message)
-        for member in self._members:
-            if member.process is not None and (code := member.process.poll()) is not None:
-                member.process = None
-                self._ended(member, code)
+        self._hear_ranks()
         if self._link is None:
             self._connect_again()
         else:
