@@ -43,7 +43,6 @@ from holdfast.distributed.joined_ranks import About, GroupBroken, JoinedRanks, P
 from holdfast.distributed.place import Place
 from holdfast.distributed.rank_devices import IN_PARTS
 from holdfast.distributed.roster import invited
-from holdfast.distributed.share_keeper import Policy
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Move
 from holdfast.faults.terms import Action
@@ -72,24 +71,9 @@ _LOOK = 0.05
 class Group(JoinedRanks):
     """The ranks of a run, as one of them sees the others."""
 
-    def __init__(
-        self,
-        place: Place,
-        board: Board,
-        job: Job,
-        *,
-        device: torch.device,
-        seed: int,
-        patience: float,
-        one_card: bool = False,
-        mixed: bool = False,
-        policy: Policy | None = None,
-    ) -> None:
-        """`one_card`: NCCL cannot join these ranks, two of them share a card or one is on the CPU. `mixed`: they are on
-        devices of different kinds."""
-        super().__init__(
-            place, board, job, device=device, patience=patience, one_card=one_card, mixed=mixed, policy=policy
-        )
+    def __init__(self, place: Place, board: Board, job: Job, *, seed: int, mixed: bool = False, **how: Any) -> None:
+        """The rest of `how` is as for JoinedRanks."""
+        super().__init__(place, board, job, mixed=mixed, **how)
         self.seed = seed
         self._mixed = mixed
         self._unread_loss = self.sharing.accelerated
