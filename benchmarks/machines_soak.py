@@ -45,6 +45,8 @@ FAULTS = ("kill a rank", "cut a cable", "kill an agent", "halt a rank")
 CUT = 5.0
 START = 300.0
 STOP = 120.0
+STANDS = 90.0
+"""Seconds without a step after which the run does not go on by itself."""
 
 
 class Soak:
@@ -128,6 +130,9 @@ class Soak:
         self.began, chance = time.monotonic(), random.Random(self.args.seed)
         for turn in range(int(self.args.seconds // self.args.every)):
             time.sleep(max(0.0, self.began + (turn + 0.5) * self.args.every - time.monotonic()))
+            if time.monotonic() - self.times()[-1][1] > STANDS:
+                self.ended, self.stands = time.monotonic(), self.looks()
+                return
             kind = FAULTS[turn % len(FAULTS)]
             others = range(0 if kind == "kill a rank" else 1, self.args.machines)
             self.hurt(kind, chance.choice(list(others)), chance)
@@ -145,9 +150,19 @@ class Soak:
         found: dict[str, Any] = {"events": [[each.kind, each.data] for each in run.events()][-30:]}
         spy = Path(sys.executable).with_name("py-spy")
         for number, process in self.processes.items():
-            for pid in [process.pid, *self.ranks(number)] if spy.exists() else ():
-                said = subprocess.run([spy, "dump", "--pid", str(pid)], capture_output=True, text=True, check=False)
-                found[f"machine {number}, process {pid}"] = said.stdout.splitlines()
+            for path in Path("/proc", str(process.pid), "root", "dev", "shm").glob("holdfast-job-*"):
+                notes = sorted(path.glob("*-[0-9]*")) if (path / "roster.json").exists() else []
+                found[f"machine {number}, {path.name}"] = [
+                    (path / "roster.json").read_text() if notes else "",
+                    *(f"{each.name} {time.time() - each.stat().st_mtime:.0f} s ago" for each in notes),
+                ]
+            for pid in [process.pid, *self.ranks(number)]:
+                state = Path("/proc", str(pid), "status").read_text().partition("State:")[2].split()[0]
+                told = [f"state {state}"]
+                if spy.exists():
+                    words = [spy, "dump", "--pid", str(pid)]
+                    told += subprocess.run(words, capture_output=True, text=True, check=False).stdout.splitlines()
+                found[f"machine {number}, process {pid}"] = told
         return found
 
     def result(self) -> dict[str, Any]:
@@ -159,6 +174,7 @@ class Soak:
         within = [(step, at) for step, at in new if self.began <= at <= self.ended]
         pauses = [two[1] - one[1] for one, two in itertools.pairwise(within)]
         usual = statistics.median(pauses)
+        pauses.append(self.ended - within[-1][1])
         lost = sum(each - usual for each in pauses if each > 3.0 * usual)
         (run,) = list_runs(self.folder / "machine-0")
         receipt = run.receipt() or {}
