@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,10 +33,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
+from holdfast.base import dataclass_json
 from holdfast.base.board import Board
 from holdfast.base.errors import UserError
 from holdfast.data.generators import NAMES, seed
 from holdfast.data.sample_order import key_of, mix_word
+from holdfast.distributed import rank_numbers
 from holdfast.distributed.connections import connections, ends
 from holdfast.distributed.group_shares import CHANGE
 from holdfast.distributed.job import Job
@@ -49,6 +52,7 @@ from holdfast.faults.terms import Action
 from holdfast.run.commit_points import CommitPoint
 from holdfast.state.shared_out import is_shared_out
 from holdfast.worker.peers import PeerFault
+from holdfast.worker.uncommitted import MOST
 
 if TYPE_CHECKING:
     from holdfast.data.loader import Batch
@@ -85,6 +89,8 @@ class Group(JoinedRanks):
         """Ranks with parts of the state compute this batch in as many pieces as that rank can make."""
         self._agreed = self._stop = False
         """The last step was one of all ranks, and whether one of them wants to stop."""
+        self._own: deque[tuple[int, Tensor]] = deque(maxlen=MOST)
+        """By step: the loss of this rank's own part, as it is on the device."""
         self._loss: Tensor | None = None
         """Of this rank's part, until those of the others are known."""
         self._exchanging = False
@@ -184,6 +190,8 @@ class Group(JoinedRanks):
 
     def _bring_together(self, optimizers: Iterable[torch.optim.Optimizer], loss: Tensor) -> Tensor:
         self.sharing.computed()
+        if self._share and self._context is not None:
+            self._own.append((self._context.position.step + 1, loss.detach()))
         on_cpu = not self._unread_loss
         if self.wrapped and on_cpu and not self._own_part(optimizers):
             self._exchanging = False  # backward is over here, so that every rank has handed in all of its gradients
@@ -365,6 +373,24 @@ class Group(JoinedRanks):
             hints=["use parts that differ less (`--shares`), a larger batch, or a smaller model"],
         )
 
+    def own_loss_is_bad(self, step: int) -> bool:
+        """Whether the loss of this rank's part of that step was not finite."""
+        with contextlib.suppress(RuntimeError):  # the device may be lost
+            return any(not bool(torch.isfinite(loss)) for at, loss in self._own if at == step)
+        return False
+
+    def apart(self) -> contextlib.AbstractContextManager[None]:
+        return self.wrapped.apart()
+
+    def blame(self, fault: Fault | None, every: Sequence[dict[str, Any]]) -> Fault | None:
+        assert self._context is not None
+        self._vote(About.NUMBERS)  # a rank that failed in its look votes so, and nobody waits for what it found
+        own = rank_numbers.Part(self.rank, self.place.seat, self._share > 0.0, fault, tuple(every))
+        found = [
+            dataclass_json.read_strictly(rank_numbers.Part, each) for each in self.of_all([dataclass_json.write(own)])
+        ]
+        return rank_numbers.blame(found, self._context.position.step + 1)
+
     def lost_a_rank(self) -> bool:
         """Whether an error outside of a step may come from a connection that ended: an evaluation exchanges too."""
         return bool(self.wrapped) and self._is_broken()
@@ -410,12 +436,15 @@ class Group(JoinedRanks):
             return None
 
         def leave_out(samples: list[int], why: str, epoch: int, batch: int) -> None:
-            found = {"loader": loader, "samples": samples, "why": why, "epoch": epoch, "batch": batch}
-            known = self._job.noted(self._left_out).get("all", [])
-            self._job.note(self._left_out, {"all": [*known, found]})
+            self.leave_out({"loader": loader, "samples": samples, "why": why, "epoch": epoch, "batch": batch})
             raise PeerLost("samples that cannot be read are left out")
 
         return leave_out
+
+    def leave_out(self, found: dict[str, Any]) -> None:
+        """From the next group on all ranks leave these samples out."""
+        known = self._job.noted(self._left_out).get("all", [])
+        self._job.note(self._left_out, {"all": [*known, found]})
 
     @property
     def _left_out(self) -> str:

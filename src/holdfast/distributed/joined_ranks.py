@@ -62,6 +62,7 @@ class About(IntEnum):
     SNAPSHOTS = 5
     SEQUENCE = 6
     SHARES = 7
+    NUMBERS = 8
 
 
 class PeerLost(BaseException):

@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from holdfast.base import processes
 from holdfast.base.board import Phase
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
-from holdfast.distributed import rank_devices, roster
+from holdfast.distributed import rank_devices, rank_numbers, roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import CORES, LAUNCHER, MACHINE, START_AGAIN, Place
 from holdfast.distributed.rank_devices import MOVED, Told
+from holdfast.distributed.rank_numbers import Case
 from holdfast.distributed.rank_nursery import NESTED, RankNursery
 from holdfast.distributed.share_keeper import Policy
-from holdfast.faults.classification import classify_exception
+from holdfast.faults.classification import Fault, Kind, classify_exception
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
 from holdfast.run.messages import RankStarted
@@ -223,6 +224,8 @@ class _Life:
         self.link: Follower | Writer | None = None
         self._first = place.local_rank == 0
         """Whether what this process prints is shown."""
+        self.trial: Case | None = None
+        """The step that the ranks of this group look into before they take it."""
         self.groups = self.calls = 0
         """So many process groups, and calls of the script."""
 
@@ -324,6 +327,8 @@ class _Life:
         except PeerLost as lost:
             return self._leave_group(group, str(lost))
         except LostWorker as lost:
+            if lost.fault.kind is Kind.NON_FINITE and self.place.stays and group is not None:
+                return self._after_numbers(group, lost.fault)
             of_another = self.place.stays and lost.fault.evidence.get("rank", self.place.rank) != self.place.rank
             kind = lost.fault.kind.value
             if kind in _FATAL and not (kind in _OF_DEVICE and (of_another or self.movable)):
@@ -334,6 +339,31 @@ class _Life:
         finally:
             if group is not None and self.place.stays:
                 group.leave()
+
+    def _after_numbers(self, group: Group, fault: Fault) -> bool:
+        """Numbers of a step were not finite. All go back to before it: to look for the samples, or without them."""
+        from holdfast.distributed.rank_link import Writer
+
+        seat, before = self.place.seat, self.trial
+        again = before is not None and before.step == fault.step  # the ranks have looked, and it passed their look
+        if fault.blame is None and not again:
+            own = group.own_loss_is_bad(fault.step or 0)
+            rank_numbers.note(self.job, Case(seat, self.place.restarts, fault, own))
+            return self._leave_group(group, "numbers were not finite")
+        if again and before is not None and fault.blame is None and before.own:
+            fault = before.named()
+        if fault.blame is not None and isinstance(self.link, Writer):
+            self.link.tell_verdict(rank_numbers.verdict_of(fault))
+        if isinstance(fault.evidence.get("leave_out"), dict):
+            group.leave_out(fault.evidence["leave_out"])  # type: ignore[arg-type]
+            rank_numbers.forget(self.job, seat)
+            return self._leave_group(group, "samples whose numbers are not finite are left out")
+        if fault.blame in (None, "device") and fault.evidence.get("seat") is not None:
+            if fault.evidence["seat"] != seat:  # that rank ends: it knows whether it can be on another device
+                return self._leave_group(group, fault.sentence())
+            if self.movable:
+                raise _StartAgain("lost", fault=fault.to_json()) from None
+        raise rank_numbers.failure(fault) from None
 
     def _leave_group(self, group: Group | None, why: str) -> bool:
         """Another rank is lost. This process goes on in the next group, if it can."""
@@ -392,6 +422,7 @@ class _Life:
         if self.movable:
             self.link.snapshots.keep_start(self.place.restarts)
         left_out = group.left_out() if self.place.stays else []
+        self.trial = self._to_look_into(group)
         if isinstance(self.link, Writer):
             _check_progress(self.job, self.link.snapshots.step, len(left_out), self.settings.retry.without_progress)
         self.calls += 1
@@ -405,6 +436,7 @@ class _Life:
                 self.device,
                 told,
                 left_out,
+                None if self.trial is None or not self.settings.blame.replay else self.trial.fault,
             )
         except ScriptFailed as failed:
             if self.calls > 1 and not self.link.advanced:
@@ -414,6 +446,20 @@ class _Life:
                 raise _StartAgain("again", text=failed.message) from None
             raise
         _finish(self.link, self.job)
+
+    def _to_look_into(self, group: Group) -> Case | None:
+        """The step whose numbers were not finite, and which is still to come."""
+        from holdfast.distributed.rank_link import Writer
+
+        if not self.place.stays or self.link is None:
+            return None
+        step, own = self.link.snapshots.step, rank_numbers.noted(self.job, self.place.seat)
+        case = rank_numbers.to_look_into(group.of_all(own), step)
+        if own and rank_numbers.to_look_into(own, step) is None:
+            rank_numbers.forget(self.job, self.place.seat)  # the run is past it
+        if case is not None and isinstance(self.link, Writer):
+            self.link.tell_case(case)
+        return case
 
     def _devices_now(self) -> list[str]:
         """Of the ranks of this group, where devices were named."""
@@ -492,7 +538,9 @@ def _run_script(
     device: Any,
     told: Told,
     left_out: Sequence[dict[str, Any]],
+    failed: Fault | None,
 ) -> None:
+    """`failed`: a step of which each rank computes its part again before it is taken."""
     from holdfast.data import sample_marks
     from holdfast.distributed.group import PIECES
     from holdfast.distributed.joined_ranks import PeerLost
@@ -509,7 +557,8 @@ def _run_script(
     pieces = int(link.job.noted(PIECES).get("pieces", 1))
     if place.roster is not None and place.roster.spans:  # each machine has notes of its own
         pieces = max(int(each["pieces"]) for each in group.of_all([{"pieces": pieces}]))
-    session.begin_with(pieces=pieces, cpu_batch=False, probation=told.probation, leave_out=left_out)
+    trial = None if failed is None else {"fault": failed.to_json()}
+    session.begin_with(pieces=pieces, cpu_batch=False, trial=trial, probation=told.probation, leave_out=left_out)
     if pieces > 1:
         session._attempts.pieces.stay()
     if told.kind == "pretend":

@@ -10,6 +10,7 @@ new, and for a run that goes on with another number of ranks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -22,22 +23,24 @@ from holdfast.base.board import Board, Phase
 from holdfast.base.errors import GaveUp
 from holdfast.base.files import open_regular, read_json
 from holdfast.base.human import duration
-from holdfast.distributed import rank_devices, rank_ladder, rank_mail, rank_undo, roster
+from holdfast.distributed import rank_devices, rank_ladder, rank_mail, rank_numbers, rank_undo, roster
 from holdfast.distributed.group import PIECES, Group
 from holdfast.distributed.job import GONE, Job
 from holdfast.distributed.joined_ranks import PeerLost
 from holdfast.distributed.machine_link import LONGEST, TIMES
 from holdfast.distributed.part_copies import NOT_KEPT
 from holdfast.distributed.place import Place
+from holdfast.distributed.rank_numbers import Case
 from holdfast.distributed.rank_snapshots import Snapshots, of_this_process
 from holdfast.distributed.torchrun import AGENT_LOG
+from holdfast.faults.blame import Verdict
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Move
 from holdfast.faults.terms import Action
 from holdfast.record import evidence
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
-from holdfast.run.messages import EpochEnded, Log, Message, Weights
+from holdfast.run.messages import EpochEnded, Found, Log, Message, Weights
 from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
 from holdfast.state import checkpoint
@@ -47,8 +50,9 @@ from holdfast.state.slots import Arena
 from holdfast.supervisor.undo import set_aside
 from holdfast.worker.local_run import LocalLink
 
-_WRITER, _EMPTY, _DEVICES = "writer", "empty", "devices"
-"""Notes in the job's folder: which process writes, which seats were empty when it began, which devices ranks had."""
+_WRITER, _EMPTY, _DEVICES, _NUMBERS = "writer", "empty", "devices", "numbers"
+"""Notes in the job's folder: which process writes, which seats were empty when it began, which devices ranks had, and
+which fault of numbers that are not finite was told last."""
 _AWAIT_PARTS = 0.005
 """Seconds between two looks at the snapshots of other ranks."""
 _EXIT = re.compile(r"\(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
@@ -130,6 +134,8 @@ class Writer(LocalLink):
         self._stalled: tuple[Any, ...] | None = None
         """What the slots of the others showed when a wait for copies of their parts ended in vain."""
         self._longest_wait = 0.0
+        self._case: tuple[Case, Path] | None = None
+        """The step that is looked into, and the folder of its fault, until it is known whose fault it was."""
         self._predecessor = job.noted(_WRITER)
         self._sign()
         if place.restarts > int(place.stays):  # the first roster of ranks that stay has the number 1
@@ -162,8 +168,43 @@ class Writer(LocalLink):
             message = replace(message, again=True)
         if isinstance(message, rank_mail.OF_TRUST):
             rank_mail.post(self.job, self.snapshots.seat, message)
-        else:
+        elif not isinstance(message, Found):  # what one rank finds is no verdict of all of them
             super().send(message)
+
+    # -- numbers that are not finite -----------------------------------------------------------------------
+
+    def tell_case(self, case: Case) -> None:
+        """A step is looked into by all ranks, whose numbers were not finite: the fault is told, and once."""
+        told, key = self.job.noted(_NUMBERS), [case.group, case.step]
+        if told.get("case") == key:  # this group is another one because a rank was lost meanwhile
+            self._case = case, Path(str(told.get("folder")))
+            return
+        fault = case.named()
+        move = Move(Action.REPLACE, 0, reason="all ranks go back, and each looks at its part of the batch")
+        folder = evidence.collect(self.run, fault, move, None, "", {}, "")
+        self.job.note(_NUMBERS, {"case": key, "folder": str(folder)})
+        self._case = case, folder
+        self._recovering = self._recovering or time.monotonic()
+        self.accounts.fault(fault.kind.value)
+        self.teller.emit_fault(fault, move, folder)
+
+    def tell_verdict(self, verdict: Verdict) -> None:
+        """Whose fault it was, once for each case."""
+        if self._case is None:
+            return
+        (case, folder), self._case = self._case, None
+        with contextlib.suppress(OSError):
+            evidence.add_verdict(folder, {**verdict.to_json(), "sentence": verdict.sentence()})
+        self.teller.emit(
+            "verdict",
+            step=case.step,
+            code=case.fault.code,
+            device=case.named().device,
+            blame=verdict.blame.value,
+            repeatable=verdict.repeatable,
+            sentence=verdict.sentence(),
+            folder=str(folder),
+        )
 
     def _sign(self) -> None:
         """Who writes, and how far its attempts are counted: for the rank that writes after it."""
@@ -299,6 +340,8 @@ class Writer(LocalLink):
             roster.say_trained(self.job)
         self.advanced = True
         self.memory.drop_outgrown()
+        if self._case is not None and step >= self._case[0].step:
+            self.tell_verdict(rank_numbers.finite_again(self._case[0]))
         if self._recovering is not None:
             seconds, self._recovering = time.monotonic() - self._recovering, None
             self.accounts.recovered(seconds, seconds)

@@ -12,7 +12,9 @@ forward too, and cannot follow to another process group.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -96,6 +98,21 @@ class Wrapped:
             changes = not each.find_unused_parameters and not each.static_graph
             if changes and type(reducer) is not _SteadyReducer:
                 each.reducer = _SteadyReducer(reducer)  # type: ignore[assignment]
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside, no wrapper exchanges anything, neither gradients nor buffers."""
+        before = [
+            (each, each.require_backward_grad_sync, each.require_forward_param_sync) for each in list(self._known)
+        ]
+        self.silence()
+        for each, _, _ in before:
+            each.require_forward_param_sync = False
+        try:
+            yield
+        finally:
+            for each, backward, forward in before:
+                each.require_backward_grad_sync, each.require_forward_param_sync = backward, forward
 
     def follow(self, group: Any) -> None:
         """What was exchanged over the old group is forgotten, a backward that was not finished too."""

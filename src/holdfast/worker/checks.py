@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from holdfast.base.board import Phase
-from holdfast.faults.blame import Verdict, blamed, judge
+from holdfast.faults.blame import Finding, Verdict, blamed, judge
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Rung
 from holdfast.run.messages import Agreed, Blind, Found, Message, Note, Suspicion
@@ -77,6 +77,9 @@ class StepChecks:
         self.computed = False
         """Whether the last look computed anything off the record."""
         self._trial: Fault | None = None
+        self.finding: Finding | None = None
+        """Of the last trial."""
+        self.ranks = 1
         self.only_judges = False
         """This process is there for the trial alone, and trains nothing."""
         self._keep: int | None = None
@@ -133,6 +136,10 @@ class StepChecks:
     def on_trial(self) -> bool:
         """On the way to the step that failed: every step is committed, so that the first bad one is found."""
         return self._trial is not None
+
+    def tries(self, step: int) -> bool:
+        """Whether this is the step that is computed again before it is taken."""
+        return self._trial is not None and self._trial.step == step and self._replay is not None
 
     def keeps(self, step: int) -> bool:
         """Whether the state after this step is to be committed and held."""
@@ -259,8 +266,10 @@ class StepChecks:
         self.computed = True
         beat = lambda: self._enter(Phase.REPLAY)  # noqa: E731 - a sign of life between two samples
         budget = self.settings.blame.budget
-        inquiry = Inquiry(self._replay, work, budget_s=budget, describe=describe, beat=beat, others_passed=step > 1)
-        finding = inquiry.into(trial.kind)
+        # Of several ranks each has a part of the batch. Whether the other parts passed is known when all have looked.
+        passed = step > 1 and self.ranks == 1
+        inquiry = Inquiry(self._replay, work, budget_s=budget, describe=describe, beat=beat, others_passed=passed)
+        finding = self.finding = inquiry.into(trial.kind)
         self._send(Found(finding))
         verdict = judge(trial, finding, None, on_cpu=self.rung.on_cpu)
         return blamed(trial, verdict)

@@ -11,9 +11,9 @@ of ranks is in holdfast.distributed.group.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
@@ -107,6 +107,17 @@ class Peers(Protocol):
         """The same answer to a fault in all ranks."""
         ...
 
+    def apart(self) -> AbstractContextManager[None]:
+        """Inside, this rank computes by itself: no module exchanges anything."""
+        ...
+
+    def blame(self, fault: Fault | None, every: Sequence[dict[str, Any]]) -> Fault | None:
+        """All have computed their part of a step again: whose fault it was, by what all of them found.
+
+        `fault` is what this rank found; `every` are the samples of its part, if each of them is bad.
+        """
+        ...
+
     def leaving_out(self, loader: str) -> LeaveOut | None:
         """How samples of this loader that cannot be read are left out by all ranks; None where they cannot be."""
         ...
@@ -149,6 +160,12 @@ class Alone:
 
     def agree_on(self, move: Move) -> Move:
         return move
+
+    def apart(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def blame(self, fault: Fault | None, every: Sequence[dict[str, Any]]) -> Fault | None:
+        return fault
 
     def leaving_out(self, loader: str) -> LeaveOut | None:
         return None

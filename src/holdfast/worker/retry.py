@@ -160,6 +160,7 @@ class Attempts:
         """What is protected is on the device now."""
         context = self.context
         self.checks.protect(context.named_modules(), context.device, context.snapshots, context.elsewhere)
+        self.checks.ranks = context.peers.ranks
         if self.checks.sentinel is not None:
             self.checks.sentinel.ranks = context.peers.ranks
             self.checks.sentinel.neighbours = context.peers.neighbours
@@ -205,9 +206,15 @@ class Attempts:
 
     def _look(self, work: Work | None, samples: Samples | None, begun: _Begun) -> None:
         """Before the step: compute again what failed here, and hear what became of earlier looks."""
-        step = self.context.position.step + 1
+        step, peers = self.context.position.step + 1, self.context.peers
         describe = _describe(work, samples) if work is not None else None
-        fault = self.checks.before_step(work, step, describe)
+        together = peers.ranks > 1 and work is not None and self.checks.tries(step)
+        with peers.apart() if together else contextlib.nullcontext():
+            fault = self.checks.before_step(work, step, describe)
+        if together and work is not None and describe is not None:
+            finding, size = self.checks.finding, batches.batch_size(work.batch) or 0
+            every = finding is not None and finding.every_sample
+            fault = peers.blame(fault, [describe(row) for row in range(size if every else 0)])
         if fault is not None:
             self.lose(without_bad_samples(fault, samples))
         if self.checks.computed and begun.exact and self.context.protected.meta() != begun.meta:  # on trial it is exact
