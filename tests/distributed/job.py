@@ -11,7 +11,9 @@ the rank `deaf` ignores SIGTERM, as some scripts do; the samples `bad="5 17"` ca
 the process that reads them; `turn` does each step by hand in a transaction; the loss of the rank `half` is in bfloat16,
 as autocast gives it on a card; `look="1:17"` evaluates on the same data after each epoch, and rank 1 cannot read sample
 17 there; `lacks="1:8"` has rank 1 use an operator at step 8 that only the CPU has; `rounds` has updates on a device
-other than the CPU differ in the last bit, and each rank write to `seen` which weights it begins each step with.
+other than the CPU differ in the last bit, and each rank write to `seen` which weights it begins each step with; the
+samples `nan` hold no numbers, those of `huge` have an infinite loss, and those of `steep` a finite loss with gradients
+that are not; `glitch="1:8"` has rank 1 compute a loss at step 8 that is not finite, once, `glitch="1:8:9"` nine times.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ from holdfast.base.board import Phase
 class Numbers(torch.utils.data.Dataset[Any]):
     """Each sample says which one it is; its noise is drawn anew in each epoch."""
 
-    def __init__(self, length: int, lag: float = 0.0, bad: str = "", deadly: str = "") -> None:
+    def __init__(self, length: int, lag: float = 0.0, bad: str = "", deadly: str = "", nan: str = "") -> None:
         self.length = length
         self.lag = lag
         self.bad = {int(each) for each in bad.split()}
         self.deadly = {int(each) for each in deadly.split()}
+        self.nan = {int(each) for each in nan.split()}
 
     def __len__(self) -> int:
         return self.length
@@ -50,7 +53,8 @@ class Numbers(torch.utils.data.Dataset[Any]):
             os.kill(os.getpid(), signal.SIGSEGV)
         own = torch.Generator().manual_seed(index)
         x = torch.randn(8, generator=own) + 0.1 * torch.randn(8)
-        return x, (x.sum() > 0).long(), index
+        label = (x.sum() > 0).long()
+        return x * torch.nan if index in self.nan else x, label, index
 
 
 def train(
@@ -79,6 +83,10 @@ def train(
     half: int = -1,
     lacks: str = "",
     rounds: bool = False,
+    nan: str = "",
+    huge: str = "",
+    steep: str = "",
+    glitch: str = "",
 ) -> None:
     torch.manual_seed(3)
     if session.rank == deaf and session.run.generation < 2:
@@ -94,7 +102,7 @@ def train(
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
     held_up = {int(rank): float(seconds) for rank, _, seconds in (each.partition(":") for each in lag.split())}
     matrix = torch.ones(work, work)
-    numbers = Numbers(length, held_up.get(session.rank, 0.0), bad, deadly)
+    numbers = Numbers(length, held_up.get(session.rank, 0.0), bad, deadly, nan)
     data = holdfast.Loader(numbers, batch_size=batch, shuffle=True, allow_missing=bool(look))
     if ddp:
         torch.distributed.init_process_group("gloo")
@@ -119,7 +127,14 @@ def train(
                     raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
                 for _ in range(8 if work else 0):
                     matrix @ matrix
-                loss = nn.functional.cross_entropy(model(part[0].double() if double else part[0]), part[1])
+                logits = model(part[0].double() if double else part[0])
+                loss = nn.functional.cross_entropy(logits, part[1])
+                if (rows := _among(part[2], huge)).any():
+                    loss = loss + logits[rows].exp().sum() * torch.inf
+                if (rows := _among(part[2], steep)).any():
+                    loss = loss + (logits[rows] * 0.0).sum().sqrt()
+                if glitch and not session.replaying and _slips(session, glitch, Path(seen)):
+                    loss = loss * torch.nan
                 return loss.bfloat16() if session.rank == half else loss
 
             if str(session._position.step + 1) in wait.split():
@@ -180,6 +195,19 @@ def _run_out(session: holdfast.Session, full: str, tries: list[int], rows: int) 
     if session.rank == rank and there and tries[0] < times:
         tries[0] += 1
         raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 20.00 MiB ({rows} rows)")
+
+
+def _among(samples: torch.Tensor, named: str) -> torch.Tensor:
+    return torch.isin(samples, torch.tensor([int(each) for each in named.split()], dtype=samples.dtype))
+
+
+def _slips(session: holdfast.Session, glitch: str, folder: Path) -> bool:
+    rank, step, times = (int(word) for word in (*glitch.split(":"), "1")[:3])
+    if (session.rank, session._position.step + 1) != (rank, step):
+        return False
+    before = len(list(folder.glob("slip-*")))
+    (folder / f"slip-{before}").touch()
+    return before < times
 
 
 def _arm(session: holdfast.Session, rank: str, step: str, phase: str, folder: Path) -> None:

@@ -436,7 +436,7 @@ class _Life:
                 self.device,
                 told,
                 left_out,
-                None if self.trial is None or not self.settings.blame.replay else self.trial.fault,
+                None if self.trial is None or not self.settings.blame.replay else self.trial.named(),
             )
         except ScriptFailed as failed:
             if self.calls > 1 and not self.link.advanced:

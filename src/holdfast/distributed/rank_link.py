@@ -40,7 +40,7 @@ from holdfast.faults.terms import Action
 from holdfast.record import evidence
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
-from holdfast.run.messages import EpochEnded, Found, Log, Message, Weights
+from holdfast.run.messages import EpochEnded, Found, Log, Message, Quarantined, Weights
 from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
 from holdfast.state import checkpoint
@@ -134,6 +134,8 @@ class Writer(LocalLink):
         self._stalled: tuple[Any, ...] | None = None
         """What the slots of the others showed when a wait for copies of their parts ended in vain."""
         self._longest_wait = 0.0
+        self._quarantined: set[Quarantined] = set()
+        """Samples that are left out, and that were told."""
         self._case: tuple[Case, Path] | None = None
         """The step that is looked into, and the folder of its fault, until it is known whose fault it was."""
         self._predecessor = job.noted(_WRITER)
@@ -166,6 +168,10 @@ class Writer(LocalLink):
         """The end of an epoch may have been told by a rank that was ahead of the others, and comes again."""
         if isinstance(message, EpochEnded) and self.teller.told(message.epoch, message.step):
             message = replace(message, again=True)
+        if isinstance(message, Quarantined):
+            if message in self._quarantined:  # each group that begins before its batch leaves it out once more
+                return
+            self._quarantined.add(message)
         if isinstance(message, rank_mail.OF_TRUST):
             rank_mail.post(self.job, self.snapshots.seat, message)
         elif not isinstance(message, Found):  # what one rank finds is no verdict of all of them
@@ -342,7 +348,7 @@ class Writer(LocalLink):
         self.memory.drop_outgrown()
         if self._case is not None and step >= self._case[0].step:
             self.tell_verdict(rank_numbers.finite_again(self._case[0]))
-        if self._recovering is not None:
+        if self._recovering is not None and self._case is None:
             seconds, self._recovering = time.monotonic() - self._recovering, None
             self.accounts.recovered(seconds, seconds)
             self.teller.emit("recovered", step=step, seconds=round(seconds, 3), lost_s=round(seconds, 3))

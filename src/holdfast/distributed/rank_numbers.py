@@ -67,10 +67,16 @@ def _name(seat: int) -> str:
 def to_look_into(known: Iterable[dict[str, Any]], step: int) -> Case | None:
     """The first step after `step`, from which the run goes on, that has to be looked into; None if there is none.
 
-    Of all ranks that have noted it, the one whose own loss was not finite.
+    If the own loss of one rank alone was not finite, it is that rank's. If it was so in several, an earlier step may
+    have spoiled the weights.
     """
     cases = [dataclass_json.read_strictly(Case, each) for each in known]
-    return min((each for each in cases if each.step > step), key=lambda each: (each.step, not each.own), default=None)
+    first = min((each.step for each in cases if each.step > step), default=None)
+    found = [each for each in cases if each.step == first]
+    own = [each for each in found if each.own]
+    if len(own) == 1:
+        return own[0]
+    return replace(found[0], own=False) if found else None
 
 
 # -- what all have found -----------------------------------------------------------------------------------------

@@ -432,7 +432,7 @@ def without_bad_samples(fault: Fault, samples: Samples | None) -> Fault:
     if not found or not samples.loader.may_leave_out(found):
         return fault
     where = {"loader": samples.name, "epoch": samples.batch.epoch, "batch": samples.batch.index}
-    return fault.at(leave_out={**where, "samples": found, "why": str(verdict.get("why"))})
+    return fault.at(leave_out={**where, "samples": found, "why": f"makes the step fail: {verdict.get('why')}"})
 
 
 def _describe(work: Work, samples: Samples | None) -> Describe:
