@@ -5,7 +5,9 @@ step 4; `mesh=2` makes two replicas of the model, each shared out over the other
 gradients; `look` evaluates after each epoch, which leaves parameters whole; `stop=3` asks for a stop after that step;
 `whole` leaves the model as it is; `tied` has one weight in two layers; `accumulate` cuts batches; `seen` is a folder
 for notes; `turn` does nothing in a transaction before each step. With `back=9` the device of a rank that was killed is
-away until step 9: the file `away` in that folder says so; `pause` makes a step longer.
+away until step 9: the file `away` in that folder says so; `pause` makes a step longer. The samples `nan="5 17"` hold no
+numbers, and those of `huge` have an infinite loss; `glitch="1:4"` has rank 1 compute a loss at step 4 that is not
+finite, once.
 """
 
 from __future__ import annotations
@@ -49,6 +51,9 @@ def train(
     pause: float = 0.0,
     seen: str = "",
     turn: bool = False,
+    nan: str = "",
+    huge: str = "",
+    glitch: str = "",
 ) -> None:
     torch.manual_seed(3)
     # 17 and 5 rows do not divide evenly, and the last layer has one row: some ranks hold nothing of it.
@@ -67,9 +72,13 @@ def train(
             fully_shard(layer, mesh=device_mesh)
         fully_shard(model, mesh=device_mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    data = holdfast.Loader(data_of(length), batch_size=batch, shuffle=True)
+    numbers = data_of(length)
+    numbers.tensors[0][[int(each) for each in nan.split()]] = torch.nan
+    numbers.tensors[0][[int(each) for each in huge.split()]] = 1e300
+    data = holdfast.Loader(numbers, batch_size=batch, shuffle=True)
     session.protect(model=model, optimizer=optimizer, data=data)
     fault = Fault(session, die, full, seen, away=back >= 0)
+    fault.glitch = [int(word) for word in glitch.split(":")] if glitch else []
     session._phase_hooks.append(fault.on_phase)
     for _ in session.epochs(epochs):
         for samples in session.batches(data):
@@ -100,6 +109,7 @@ class Fault:
         self.folder = Path(seen) if seen else None
         self.die: list[Any] = die.split(":")
         self.full = [int(word) for word in full.split(":")] if full else []
+        self.glitch: list[int] = []
 
     def _times(self, name: str, most: int) -> bool:
         """Whether it has happened fewer times than that in this run; counts it."""
@@ -124,6 +134,8 @@ class Fault:
 
     def forward(self, loss: torch.Tensor) -> torch.Tensor:
         place = [self.session.rank, self.session._position.step + 1]
+        if place == self.glitch and not self.session.replaying and self._times("slip", 1):
+            return loss * torch.nan
         if place == self.full[:2] and self._times("full", self.full[2]):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (in a test)")
         return loss

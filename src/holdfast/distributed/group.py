@@ -97,6 +97,8 @@ class Group(JoinedRanks):
         """Others may be inside an exchange of a wrapper: a vote would not reach them."""
         self._brief = self._past = False
         """The step ends with the vote before its exchange; and that vote is over, so that others may have gone on."""
+        self.looked = False
+        """A step was computed again, by ranks that hold parts of the state, and nothing was found."""
         self._looked = 0.0
         """Of rank 0: when it has looked last whether a new rank waits."""
 
@@ -379,8 +381,17 @@ class Group(JoinedRanks):
             return any(not bool(torch.isfinite(loss)) for at, loss in self._own if at == step)
         return False
 
-    def apart(self) -> contextlib.AbstractContextManager[None]:
-        return self.wrapped.apart()
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        if self.wrapped.parts and self._context is not None:
+            try:
+                with self._talking():
+                    self.wrapped.make_whole(self._context.modules())
+            except (RuntimeError, AttributeError, PeerLost) as error:
+                self.looked = not self._is_broken()  # a whole model may not fit here: then nobody looks
+                raise PeerLost(str(error).partition("\n")[0]) from error
+        with self.wrapped.apart():
+            yield
 
     def blame(self, fault: Fault | None, every: Sequence[dict[str, Any]]) -> Fault | None:
         assert self._context is not None
@@ -389,7 +400,11 @@ class Group(JoinedRanks):
         found = [
             dataclass_json.read_strictly(rank_numbers.Part, each) for each in self.of_all([dataclass_json.write(own)])
         ]
-        return rank_numbers.blame(found, self._context.position.step + 1)
+        verdict = rank_numbers.blame(found, self._context.position.step + 1)
+        if verdict is None and self.wrapped.parts:  # parameters are whole now: all begin anew, to take the step
+            self.looked = True
+            raise PeerLost("the ranks have computed a step again, and found nothing")
+        return verdict
 
     def lost_a_rank(self) -> bool:
         """Whether an error outside of a step may come from a connection that ended: an evaluation exchanges too."""

@@ -325,6 +325,8 @@ class _Life:
                 _stopped(self.link, self.job)
             return True
         except PeerLost as lost:
+            if group is not None and group.looked and self.trial is not None:
+                rank_numbers.note(self.job, self.trial.after_look(self.place.seat))
             return self._leave_group(group, str(lost))
         except LostWorker as lost:
             if lost.fault.kind is Kind.NON_FINITE and self.place.stays and group is not None:
@@ -436,7 +438,7 @@ class _Life:
                 self.device,
                 told,
                 left_out,
-                None if self.trial is None or not self.settings.blame.replay else self.trial.named(),
+                self._failed_step(),
             )
         except ScriptFailed as failed:
             if self.calls > 1 and not self.link.advanced:
@@ -460,6 +462,11 @@ class _Life:
         if case is not None and isinstance(self.link, Writer):
             self.link.tell_case(case)
         return case
+
+    def _failed_step(self) -> Fault | None:
+        """What each rank computes its part of again before it takes it."""
+        case = self.trial
+        return None if case is None or case.looked or not self.settings.blame.replay else case.named()
 
     def _devices_now(self) -> list[str]:
         """Of the ranks of this group, where devices were named."""

@@ -33,6 +33,8 @@ class Case:
     fault: Fault
     own: bool = False
     """The loss of this rank's own part was not finite. Of gradients nobody knows before they are added."""
+    looked: bool = False
+    """The ranks have looked into it and found nothing: the step is taken as it is."""
 
     @property
     def step(self) -> int:
@@ -44,6 +46,10 @@ class Case:
             return self.fault
         facts = {**self.fault.evidence, "what": f"the loss of rank {self.seat}", "seat": self.seat}
         return replace(self.fault, device=f"rank {self.seat}", evidence={**facts, "device": self.fault.device})
+
+    def after_look(self, seat: int) -> Case:
+        """As this rank notes it once all have looked in vain."""
+        return replace(self, seat=seat, own=self.own and seat == self.seat, looked=True)
 
 
 def note(job: Job, case: Case) -> None:
@@ -74,9 +80,10 @@ def to_look_into(known: Iterable[dict[str, Any]], step: int) -> Case | None:
     first = min((each.step for each in cases if each.step > step), default=None)
     found = [each for each in cases if each.step == first]
     own = [each for each in found if each.own]
-    if len(own) == 1:
-        return own[0]
-    return replace(found[0], own=False) if found else None
+    if not found:
+        return None
+    chosen = own[0] if len(own) == 1 else replace(found[0], own=False)
+    return replace(chosen, looked=any(each.looked for each in found))
 
 
 # -- what all have found -----------------------------------------------------------------------------------------

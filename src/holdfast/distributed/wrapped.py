@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -113,6 +113,22 @@ class Wrapped:
         finally:
             for each, backward, forward in before:
                 each.require_backward_grad_sync, each.require_forward_param_sync = backward, forward
+
+    @staticmethod
+    def make_whole(modules: Iterable[torch.nn.Module]) -> None:
+        """Each rank holds all parameters of modules of FSDP2 from here on, and computes without the others.
+
+        All ranks have to call it. How a module was told to share its parameters out cannot be asked, so there is no way
+        back: no step may be taken afterwards.
+        """
+        found: list[Any] = [
+            each for module in modules for each in module.modules() if hasattr(each, "set_requires_gradient_sync")
+        ]
+        for each in found:
+            each.set_requires_gradient_sync(False, recurse=False)
+            each.set_reshard_after_backward(False, recurse=False)
+            each.set_reshard_after_forward(False, recurse=False)  # AttributeError before torch 2.7
+            each.unshard()
 
     def follow(self, group: Any) -> None:
         """What was exchanged over the old group is forgotten, a backward that was not finished too."""
