@@ -47,22 +47,28 @@ class Launched:
         wait: str = "",
         snapshot: str = "auto",
         env: dict[str, str] | None = None,
+        path: Path | str = script.__file__,
         **job: Any,
     ) -> None:
         self.folder = folder
         self.seen = folder / "seen"
         self.seen.mkdir(exist_ok=True)
         self.away = {seat: folder / f"away-{seat}" for seat in range(ranks)}
-        given = {**JOB, **job, "wait": wait, "seen": self.seen, "run.folder": folder, "run.threads": 1}
-        given["snapshot.every"] = snapshot
-        path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        given = {**(JOB if path == script.__file__ else {}), **job, "seen": self.seen}
+        given |= {
+            "run.folder": folder,
+            "run.threads": 1,
+            "snapshot.every": snapshot,
+            **({"wait": wait} if wait else {}),
+        }
+        where = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
         gone = ",".join(f"{seat}={path}" for seat, path in self.away.items())
         many = () if "--devices" in words else ("--nproc", str(ranks))
-        command = [sys.executable, "-m", "holdfast", "launch", *many, *words, script.__file__]
+        command = [sys.executable, "-m", "holdfast", "launch", *many, *words, str(path)]
         self.process = subprocess.Popen(
             [*command, *(f"{key}={value}" for key, value in given.items()), "--json", "-q"],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, away.VARIABLE: gone, **(env or {})},
+            env={**os.environ, "PYTHONPATH": where, away.VARIABLE: gone, **(env or {})},
             cwd=folder,
         )
         self._boards: Boards | None = None

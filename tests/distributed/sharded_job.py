@@ -7,7 +7,7 @@ gradients; `look` evaluates after each epoch, which leaves parameters whole; `st
 for notes; `turn` does nothing in a transaction before each step. With `back=9` the device of a rank that was killed is
 away until step 9: the file `away` in that folder says so; `pause` makes a step longer. The samples `nan="5 17"` hold no
 numbers, and those of `huge` have an infinite loss; `glitch="1:4"` has rank 1 compute a loss at step 4 that is not
-finite, once.
+finite, once. Those of `leave` are left out from the first batch on that they are in.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def train(
     nan: str = "",
     huge: str = "",
     glitch: str = "",
+    leave: str = "",
 ) -> None:
     torch.manual_seed(3)
     # 17 and 5 rows do not divide evenly, and the last layer has one row: some ranks hold nothing of it.
@@ -76,6 +77,7 @@ def train(
     numbers.tensors[0][[int(each) for each in nan.split()]] = torch.nan
     numbers.tensors[0][[int(each) for each in huge.split()]] = 1e300
     data = holdfast.Loader(numbers, batch_size=batch, shuffle=True)
+    data.leave_out([int(each) for each in leave.split()], "is not wanted", epoch=0, batch=0)
     session.protect(model=model, optimizer=optimizer, data=data)
     fault = Fault(session, die, full, seen, away=back >= 0)
     fault.glitch = [int(word) for word in glitch.split(":")] if glitch else []

@@ -111,3 +111,151 @@ def test_numbers_that_are_not_finite_each_time_end_the_run(tmp_path: Path) -> No
     assert printed["error"]["message"] == "the loss of rank 1 is not finite at step 8 in backward"
     assert len(list(launch.seen.glob("slip-*"))) == 2, "it is tried twice"
     assert printed["receipt"]["steps"] == 7
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [{}, {"mesh": 2}], ids=["shards", "replicas"])
+def test_ranks_with_parts_of_the_model_look_too(tmp_path: Path, words: dict[str, Any]) -> None:
+    """FSDP2, and HSDP: each rank holds the whole model for the look. One sample holds no numbers, one overflows."""
+    ranks = 4 if words else 2
+    bad = [ORDER[0], ORDER[47]]
+    job = {"path": sharded_job.__file__, "huge": str(bad[0]), "nan": str(bad[1]), **words}
+    with Launched(tmp_path, ranks, **job, **SKIP) as launch:
+        receipt = launch.finish()["receipt"]
+    assert receipt["steps"] == 10 and receipt["faults"] == {"non_finite": 2}, receipt
+    assert receipt["samples_skipped"] == receipt["samples_repeated"] == receipt["steps_lost"] == 0
+    assert sorted(each["index"] for each in of(launch, "quarantined")) == sorted(bad)
+    assert [(each["blame"], each["step"]) for each in of(launch, "verdict")] == [("data", 1), ("data", 4)]
+    assert f"sample {bad[0]}: rank 0: the loss is not finite" in of(launch, "verdict")[0]["sentence"]
+    again = tmp_path / "again"
+    again.mkdir()
+    with Launched(again, ranks, path=sharded_job.__file__, leave=" ".join(map(str, bad)), **words) as undisturbed:
+        undisturbed.finish()
+    assert all(torch.equal(launch.weights()[name], value) for name, value in undisturbed.weights().items())
+
+
+@pytest.mark.long
+def test_ranks_with_parts_of_the_model_take_a_step_again(tmp_path: Path) -> None:
+    """Nothing is found. The step is taken in the next group, by the same processes, and passes."""
+    with Launched(tmp_path, 2, path=sharded_job.__file__, glitch="1:4") as launch:
+        receipt = launch.finish()["receipt"]
+    again = tmp_path / "again"
+    again.mkdir()
+    with Launched(again, 2, path=sharded_job.__file__) as undisturbed:
+        wanted = undisturbed.finish()["receipt"]
+    assert receipt["faults"] == {"non_finite": 1} and receipt["samples_quarantined"] == 0
+    assert receipt["weights_sha256"] == wanted["weights_sha256"]
+    assert [each["device"] for each in of(launch, "fault")] == ["rank 1"]
+
+
+@pytest.mark.long
+def test_a_device_whose_gradients_are_not_finite_is_left_by_its_rank(tmp_path: Path) -> None:
+    """The CPU computes finite gradients from the same part: no sample is accused, and only that rank moves."""
+    listed = [Ailment("wrong", step=8, times=None, how="nan", device="pretend:1")]
+    path = ailments.write(tmp_path / "ailments" / "pretend.json", listed)
+    env = {ailments.VARIABLE: str(path)}
+    job = {"snapshot": "1", "sentinel.enabled": "never", "env": env, "wait": "30"}
+    with Launched(tmp_path, 2, "--device", "pretend", **job, **SKIP) as launch:
+        launch.until(lambda: launch.waits_for(30, 2))
+        launch.go(30)
+        receipt = launch.finish()["receipt"]
+    assert receipt["steps"] == 30 and receipt["samples_quarantined"] == 0, receipt
+    first = of(launch, "verdict")[0]
+    assert "rank 1: the gradient of model" in first["sentence"] and "on the CPU it is" in first["sentence"]
+    notes = [each["text"] for each in of(launch, "note")]
+    assert any("rank 1 moved from pretend:1 to the CPU" in each for each in notes), notes
+    assert launch.samples() == dict.fromkeys(range(6), Counter(range(60)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(made.missing()), reason=made.missing())
+def test_samples_are_left_out_by_the_ranks_of_all_machines(tmp_path: Path) -> None:
+    """Of samples that cannot be read, that end their rank, and that are not finite, some on each machine."""
+    bad = {"bad": [ORDER[2], ORDER[35]], "nan": [ORDER[9], ORDER[37]], "deadly": [ORDER[46]]}
+    every = [each for found in bad.values() for each in found]
+    words: dict[str, Any] = {name: " ".join(map(str, found)) for name, found in bad.items()}
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        Several(machines, tmp_path, 2, nproc=2, wait="30", **words, **SKIP) as launch,
+    ):
+        launch.until(lambda: launch.waits_for(30, 4))
+        launch.go(30)
+        receipt = launch.finish()["receipt"]
+        assert receipt["faults"] == {"non_finite": 2, "crash": 1}, receipt
+        check(launch, {**receipt, "faults": {}}, every, faults=0)
+        verdicts = of(launch, "verdict")
+        assert [each["blame"] for each in verdicts] == ["data"] * 2
+        assert f"sample {ORDER[9]}: rank 3: " in verdicts[0]["sentence"]
+        assert f"sample {ORDER[37]}: rank 0: " in verdicts[1]["sentence"]
+        found = launch.weights()
+    for name, values in alone(tmp_path / "alone", SKIP, bad=" ".join(map(str, every))).items():
+        assert (found[name] - values).abs().max() < 1e-6, name
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(made.missing()), reason=made.missing())
+def test_a_sample_that_may_not_be_left_out_ends_the_run_on_all_machines(tmp_path: Path) -> None:
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        Several(machines, tmp_path, 2, nan=str(ORDER[11])) as launch,
+    ):
+        ended = [launch.end(number) for number in range(2)]
+        assert [each.returncode for each in launch.processes.values()] == [1, 1]
+    said = f"the data are at fault: sample {ORDER[11]}: rank 1: tensor 0 of the batch is not finite on the CPU too"
+    assert ended[0]["error"]["message"] == said, ended
+
+
+# -- the rule ----------------------------------------------------------------------------------------------------
+
+SEEN = Fault(Kind.NON_FINITE, "cpu", 7, "backward", "loss nan", {"what": "the loss"})
+
+
+def part(rank: int, blamed: str | None = None, samples: list[int] = [], every: list[int] = [], **more: Any) -> Part:  # noqa: B006
+    verdict = {"blame": blamed, "why": f"found by {rank}{', whatever the sample' if every else ''}"}
+    verdict["samples"] = [{"index": index, "source": None} for index in samples]
+    fault = None if blamed is None else SEEN.at(verdict={"repeatable": True, "tensor": None, **verdict})
+    return Part(rank, rank, more.get("counts", True), fault, tuple({"index": each, "source": None} for each in every))
+
+
+def found_in(fault: Fault | None) -> tuple[str | None, list[int]]:
+    assert fault is not None
+    verdict = verdict_of(fault)
+    return fault.blame, [each["index"] for each in verdict.samples]
+
+
+def test_the_verdict_of_all_ranks() -> None:
+    assert blame([part(0), part(1)], 7) is None
+    fault = blame([part(0), part(1, "data", [5]), part(2, "data", [9, 5])], 7)
+    assert found_in(fault) == ("data", [5, 9])
+    assert fault is not None and fault.evidence["rank"] == 1
+    assert verdict_of(fault).sentence() == "the data are at fault: samples 5, 9: ranks 1 and 2: found by 1"
+    assert "ranks 1 and 2" in failure(fault).message and failure(fault).cause == f"it appeared as: {fault.sentence()}"
+    # Each sample of one part is bad: these samples if the other parts are fine, the code if no part is.
+    whole = part(1, "code", every=[3, 4])
+    assert found_in(blame([part(0), whole], 7)) == ("data", [3, 4])
+    assert found_in(blame([part(0, "code", every=[1]), whole], 7)) == ("code", [])
+    assert found_in(blame([part(0, counts=False), whole], 7)) == ("code", [])
+    # A batch of one sample, whose other ranks have no part: after other steps have passed it is the sample.
+    one = [part(0, "code", every=[1]), part(1, "code", every=[1], counts=False)]
+    assert found_in(blame(one, 7)) == ("data", [1]) and found_in(blame(one, 1)) == ("code", [])
+    # A sample explains what a device or a precision would explain too.
+    assert found_in(blame([part(0, "device"), part(1, "data", [5])], 7)) == ("data", [5])
+    assert found_in(blame([part(0, "precision"), part(1)], 7)) == ("precision", [])
+
+
+def test_which_step_the_ranks_look_into() -> None:
+    def known(*cases: Case) -> list[dict[str, Any]]:
+        return [json.loads(json.dumps(dataclass_json.write(each))) for each in cases]
+
+    later = SEEN.at(step=9)
+    mine, other = Case(0, 3, SEEN), Case(1, 3, SEEN, own=True)
+    found = to_look_into(known(mine, other, Case(2, 3, later, own=True)), 5)
+    assert found == other and found.named().sentence() == "the loss of rank 1 is not finite at step 7 in backward"
+    assert to_look_into(known(mine, other), 7) is None, "the run is past it"
+    both = to_look_into(known(replace(mine, own=True), other), 5)
+    assert both is not None and not both.own and both.named().device == "ranks", "the weights may be bad"
+    after = to_look_into(known(other.noted_by(0, looked=True), other), 5)
+    assert after is not None and after.looked and after.seat == 1 and not other.looked
+    assert "rank 1: " in finite_again(other).sentence() and finite_again(other).repeatable is False

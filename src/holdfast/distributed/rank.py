@@ -326,7 +326,7 @@ class _Life:
             return True
         except PeerLost as lost:
             if group is not None and group.looked and self.trial is not None:
-                rank_numbers.note(self.job, self.trial.after_look(self.place.seat))
+                rank_numbers.note(self.job, self.trial.noted_by(self.place.seat, looked=True))
             return self._leave_group(group, str(lost))
         except LostWorker as lost:
             if lost.fault.kind is Kind.NON_FINITE and self.place.stays and group is not None:
@@ -352,8 +352,9 @@ class _Life:
             own = group.own_loss_is_bad(fault.step or 0)
             rank_numbers.note(self.job, Case(seat, self.place.restarts, fault, own))
             return self._leave_group(group, "numbers were not finite")
-        if again and before is not None and fault.blame is None and before.own:
-            fault = before.named()
+        if before is not None:
+            fault = before.named() if fault.blame is None else fault
+            rank_numbers.note(self.job, before.noted_by(seat, again=True))
         if fault.blame is not None and isinstance(self.link, Writer):
             self.link.tell_verdict(rank_numbers.verdict_of(fault))
         if isinstance(fault.evidence.get("leave_out"), dict):

@@ -183,7 +183,7 @@ class Writer(LocalLink):
         """A step is looked into by all ranks, whose numbers were not finite: the fault is told, and once."""
         told, key = self.job.noted(_NUMBERS), [case.group, case.step]
         if told.get("case") == key:  # this group is another one because a rank was lost meanwhile
-            self._case = case, Path(str(told.get("folder")))
+            self._case = None if case.again else (case, Path(str(told.get("folder"))))
             return
         fault = case.named()
         move = Move(Action.REPLACE, 0, reason="all ranks go back, and each looks at its part of the batch")

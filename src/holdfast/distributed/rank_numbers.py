@@ -35,6 +35,8 @@ class Case:
     """The loss of this rank's own part was not finite. Of gradients nobody knows before they are added."""
     looked: bool = False
     """The ranks have looked into it and found nothing: the step is taken as it is."""
+    again: bool = False
+    """The step was taken after a look, and failed again: from here on the ladder of the rank decides and tells."""
 
     @property
     def step(self) -> int:
@@ -43,13 +45,14 @@ class Case:
     def named(self) -> Fault:
         """The fault as users know it, with the rank if its loss says which."""
         if not self.own:
-            return self.fault
+            return replace(self.fault, device="ranks")
         facts = {**self.fault.evidence, "what": f"the loss of rank {self.seat}", "seat": self.seat}
         return replace(self.fault, device=f"rank {self.seat}", evidence={**facts, "device": self.fault.device})
 
-    def after_look(self, seat: int) -> Case:
-        """As this rank notes it once all have looked in vain."""
-        return replace(self, seat=seat, own=self.own and seat == self.seat, looked=True)
+    def noted_by(self, seat: int, *, looked: bool = False, again: bool = False) -> Case:
+        """As this rank notes it: all have looked in vain, or the step has failed again."""
+        own = self.own and seat == self.seat
+        return replace(self, seat=seat, own=own, looked=self.looked or looked, again=self.again or again)
 
 
 def note(job: Job, case: Case) -> None:
@@ -83,7 +86,7 @@ def to_look_into(known: Iterable[dict[str, Any]], step: int) -> Case | None:
     if not found:
         return None
     chosen = own[0] if len(own) == 1 else replace(found[0], own=False)
-    return replace(chosen, looked=any(each.looked for each in found))
+    return replace(chosen, looked=any(each.looked for each in found), again=any(each.again for each in found))
 
 
 # -- what all have found -----------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ def verdict_of(fault: Fault) -> Verdict:
 
 def finite_again(case: Case) -> Verdict:
     """The step was looked into, nothing was found, and it has passed."""
-    blamed = Blame.UNKNOWN if case.fault.device == "cpu" else Blame.DEVICE
+    blamed = Blame.DEVICE if case.own and case.fault.device != "cpu" else Blame.UNKNOWN
     who = f"rank {case.seat}: " if case.own else ""
     return Verdict(blamed, f"{who}the same step gave finite numbers the second time", repeatable=False)
 

@@ -62,7 +62,10 @@ def arm(session: Trained, label: str, named: str | None) -> None:
         ailing = _Ailing(session, patient)
         session._phase_hooks.append(ailing)
         if any(each.kind == "wrong" for each in patient.ailments.values()):
-            WrongKernels(ailing.wrong_here).__enter__()  # type: ignore[no-untyped-call]  # for the life of this worker
+            for before in _armed:  # a rank that stays in its process has a session for each of its groups
+                before.wrong = lambda: None
+            _armed[:] = [WrongKernels(ailing.wrong_here)]
+            _armed[0].__enter__()  # type: ignore[no-untyped-call]  # for the life of this worker
 
 
 class _Ailing:
@@ -109,6 +112,8 @@ class WrongKernels(TorchDispatchMode):
         return spoil(out, ailment.how)
 
 
+_armed: list[WrongKernels] = []
+"""Those of the session before, in this process."""
 WRONG_KERNELS = {"scale": ("mm", "sum", "convolution_backward"), "zero": ("mm",), "bit": ("mm",), "nan": ("mm",)}
 """The kernels that each ailment spoils."""
 
