@@ -13,7 +13,8 @@ as autocast gives it on a card; `look="1:17"` evaluates on the same data after e
 17 there; `lacks="1:8"` has rank 1 use an operator at step 8 that only the CPU has; `rounds` has updates on a device
 other than the CPU differ in the last bit, and each rank write to `seen` which weights it begins each step with; the
 samples `nan` hold no numbers, those of `huge` have an infinite loss, and those of `steep` a finite loss with gradients
-that are not; `glitch="1:8"` has rank 1 compute a loss at step 8 that is not finite, once, `glitch="1:8:9"` nine times.
+that are not; `glitch="1:8"` has rank 1 compute a loss at step 8 that is not finite, once, `glitch="1:8:9"` nine times;
+`ponder="1:0.7"` has rank 1 take so many seconds longer for each part of a step that it computes again.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def train(
     huge: str = "",
     steep: str = "",
     glitch: str = "",
+    ponder: str = "",
 ) -> None:
     torch.manual_seed(3)
     if session.rank == deaf and session.run.generation < 2:
@@ -125,6 +127,8 @@ def train(
                     _run_out(session, full, tries, len(part[0]))
                 if lacks == f"{session.rank}:{session._position.step + 1}" and session.device != torch.device("cpu"):
                     raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+                if session.replaying and ponder.startswith(f"{session.rank}:"):
+                    time.sleep(float(ponder.partition(":")[2]))
                 for _ in range(8 if work else 0):
                     matrix @ matrix
                 logits = model(part[0].double() if double else part[0])

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from holdfast.base import dataclass_json, processes
 from holdfast.data.sample_order import permutation
+from holdfast.distributed.rank_numbers import Case, Part, blame, failure, finite_again, to_look_into, verdict_of
+from holdfast.faults.classification import Fault, Kind
+from holdfast.injection import ailments
+from holdfast.injection.ailments import Ailment
+from tests.distributed import machines as made
+from tests.distributed import sharded_job
 from tests.distributed.launched import Launched, alone
+from tests.distributed.machines import Machines
 from tests.distributed.several import Several
 
+pytestmark = [
+    pytest.mark.skipif(processes.portable() or not Path("/dev/shm").is_dir(), reason="needs fork and /dev/shm"),
+    pytest.mark.timeout(600),
+]
 SKIP = {"data.skip_bad": "true"}
 ORDER = permutation(3, 0, 60).tolist()
 """Of the first epoch, with the seed of the job; twelve samples are a batch."""
@@ -114,6 +128,20 @@ def test_numbers_that_are_not_finite_each_time_end_the_run(tmp_path: Path) -> No
 
 
 @pytest.mark.long
+def test_the_others_wait_for_a_rank_that_looks_longer(tmp_path: Path) -> None:
+    """Longer than any rank may be silent: those that wait are not taken to hang, nor is the one that looks."""
+    patience = {"watchdog.floor": "3s", "watchdog.first_step": "10s"}
+    job = {"huge": str(ORDER[35]), "ponder": "1:0.7", "wait": "30", "snapshot": "1"}
+    with Launched(tmp_path, 2, **job, **patience, **SKIP) as launch:
+        launch.until(lambda: launch.waits_for(30, 2))
+        assert sorted(each.pid for each in launch.ranks()) == sorted(launch.roster().pids.values())  # type: ignore[union-attr]
+        launch.go(30)
+        check(launch, launch.finish()["receipt"], [ORDER[35]], faults=1)
+    (recovered,) = of(launch, "recovered")
+    assert recovered["seconds"] > 3.0, "the look took longer than the watchdog's floor"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("words", [{}, {"mesh": 2}], ids=["shards", "replicas"])
 def test_ranks_with_parts_of_the_model_look_too(tmp_path: Path, words: dict[str, Any]) -> None:
     """FSDP2, and HSDP: each rank holds the whole model for the look. One sample holds no numbers, one overflows."""
@@ -164,15 +192,14 @@ def test_a_device_whose_gradients_are_not_finite_is_left_by_its_rank(tmp_path: P
     assert "rank 1: the gradient of model" in first["sentence"] and "on the CPU it is" in first["sentence"]
     notes = [each["text"] for each in of(launch, "note")]
     assert any("rank 1 moved from pretend:1 to the CPU" in each for each in notes), notes
-    assert launch.samples() == dict.fromkeys(range(6), Counter(range(60)))
+    assert launch.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(made.missing()), reason=made.missing())
 def test_samples_are_left_out_by_the_ranks_of_all_machines(tmp_path: Path) -> None:
     """Of samples that cannot be read, that end their rank, and that are not finite, some on each machine."""
-    bad = {"bad": [ORDER[2], ORDER[35]], "nan": [ORDER[9], ORDER[37]], "deadly": [ORDER[46]]}
+    bad = {"bad": [ORDER[2], ORDER[35]], "nan": [ORDER[10], ORDER[37]], "deadly": [ORDER[46]]}
     every = [each for found in bad.values() for each in found]
     words: dict[str, Any] = {name: " ".join(map(str, found)) for name, found in bad.items()}
     with (
@@ -186,7 +213,7 @@ def test_samples_are_left_out_by_the_ranks_of_all_machines(tmp_path: Path) -> No
         check(launch, {**receipt, "faults": {}}, every, faults=0)
         verdicts = of(launch, "verdict")
         assert [each["blame"] for each in verdicts] == ["data"] * 2
-        assert f"sample {ORDER[9]}: rank 3: " in verdicts[0]["sentence"]
+        assert f"sample {ORDER[10]}: rank 3: " in verdicts[0]["sentence"]
         assert f"sample {ORDER[37]}: rank 0: " in verdicts[1]["sentence"]
         found = launch.weights()
     for name, values in alone(tmp_path / "alone", SKIP, bad=" ".join(map(str, every))).items():
@@ -194,7 +221,6 @@ def test_samples_are_left_out_by_the_ranks_of_all_machines(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(made.missing()), reason=made.missing())
 def test_a_sample_that_may_not_be_left_out_ends_the_run_on_all_machines(tmp_path: Path) -> None:
     with (
@@ -212,11 +238,16 @@ def test_a_sample_that_may_not_be_left_out_ends_the_run_on_all_machines(tmp_path
 SEEN = Fault(Kind.NON_FINITE, "cpu", 7, "backward", "loss nan", {"what": "the loss"})
 
 
-def part(rank: int, blamed: str | None = None, samples: list[int] = [], every: list[int] = [], **more: Any) -> Part:  # noqa: B006
-    verdict = {"blame": blamed, "why": f"found by {rank}{', whatever the sample' if every else ''}"}
-    verdict["samples"] = [{"index": index, "source": None} for index in samples]
-    fault = None if blamed is None else SEEN.at(verdict={"repeatable": True, "tensor": None, **verdict})
-    return Part(rank, rank, more.get("counts", True), fault, tuple({"index": each, "source": None} for each in every))
+def named(*samples: int) -> list[dict[str, Any]]:
+    return [{"index": index, "source": None} for index in samples]
+
+
+def part(rank: int, blamed: str = "", *samples: int, every: bool = False, counts: bool = True) -> Part:
+    """What a rank has found; with `every`, in each sample of its part."""
+    why = f"found by {rank}{', whatever the sample' if every else ''}"
+    verdict = {"blame": blamed, "why": why, "repeatable": True, "samples": named(*(() if every else samples))}
+    fault = SEEN.at(verdict=verdict) if blamed else None
+    return Part(rank, rank, counts, fault, tuple(named(*samples)) if every else ())
 
 
 def found_in(fault: Fault | None) -> tuple[str | None, list[int]]:
@@ -227,21 +258,21 @@ def found_in(fault: Fault | None) -> tuple[str | None, list[int]]:
 
 def test_the_verdict_of_all_ranks() -> None:
     assert blame([part(0), part(1)], 7) is None
-    fault = blame([part(0), part(1, "data", [5]), part(2, "data", [9, 5])], 7)
+    fault = blame([part(0), part(1, "data", 5), part(2, "data", 9, 5)], 7)
     assert found_in(fault) == ("data", [5, 9])
     assert fault is not None and fault.evidence["rank"] == 1
     assert verdict_of(fault).sentence() == "the data are at fault: samples 5, 9: ranks 1 and 2: found by 1"
     assert "ranks 1 and 2" in failure(fault).message and failure(fault).cause == f"it appeared as: {fault.sentence()}"
     # Each sample of one part is bad: these samples if the other parts are fine, the code if no part is.
-    whole = part(1, "code", every=[3, 4])
+    whole = part(1, "code", 3, 4, every=True)
     assert found_in(blame([part(0), whole], 7)) == ("data", [3, 4])
-    assert found_in(blame([part(0, "code", every=[1]), whole], 7)) == ("code", [])
+    assert found_in(blame([part(0, "code", 1, every=True), whole], 7)) == ("code", [])
     assert found_in(blame([part(0, counts=False), whole], 7)) == ("code", [])
     # A batch of one sample, whose other ranks have no part: after other steps have passed it is the sample.
-    one = [part(0, "code", every=[1]), part(1, "code", every=[1], counts=False)]
+    one = [part(0, "code", 1, every=True), part(1, "code", 1, every=True, counts=False)]
     assert found_in(blame(one, 7)) == ("data", [1]) and found_in(blame(one, 1)) == ("code", [])
     # A sample explains what a device or a precision would explain too.
-    assert found_in(blame([part(0, "device"), part(1, "data", [5])], 7)) == ("data", [5])
+    assert found_in(blame([part(0, "device"), part(1, "data", 5)], 7)) == ("data", [5])
     assert found_in(blame([part(0, "precision"), part(1)], 7)) == ("precision", [])
 
 

@@ -172,6 +172,8 @@ class StepChecks:
         if self.rung.precision == "fp32":
             force_fp32()
         self._secure_evidence(step)
+        if self._trial is not None and self._trial.step is not None and step > self._trial.step:
+            self._trial = None  # the script has gone another way, or it was a transaction, which nobody can repeat
         if self._trial is not None and work is not None and describe is not None:
             fault = self._try(work, step, describe)
             if fault is not None:
@@ -260,7 +262,7 @@ class StepChecks:
         if step < trial.step:
             return None
         self._trial = None
-        if step > trial.step or self._replay is None:  # the script has gone another way
+        if self._replay is None:
             return None
         self._enter(Phase.REPLAY)
         self.computed = True

@@ -38,7 +38,7 @@ from holdfast.worker.compilation import CompileWatch
 from holdfast.worker.peers import PeerFault
 from holdfast.worker.session_context import LostWorker, SessionContext
 from holdfast.worker.step import Work
-from holdfast.worker.step_inquiry import Describe
+from holdfast.worker.step_inquiry import BEFORE, Describe
 
 T = TypeVar("T")
 _STEP = "_holdfast_step"
@@ -213,7 +213,7 @@ class Attempts:
             fault = self.checks.before_step(work, step, describe)
         if together and work is not None and describe is not None:
             finding, size = self.checks.finding, batches.batch_size(work.batch) or 0
-            every = finding is not None and finding.every_sample
+            every = finding is not None and finding.every_sample and finding.why != BEFORE
             fault = peers.blame(fault, [describe(row) for row in range(size if every else 0)])
         if fault is not None:
             self.lose(without_bad_samples(fault, samples))

@@ -23,6 +23,8 @@ from holdfast.worker import step
 from holdfast.worker.replay import CPU, Numbers, Replay, belongs_elsewhere
 from holdfast.worker.step import Work
 
+BEFORE = "before the step"
+"""The weights are not finite to begin with: that says nothing about samples."""
 CHUNK = 8
 """Samples computed at once on the CPU, so that the budget is looked at now and then."""
 
@@ -104,7 +106,7 @@ class Inquiry:
         """From the inside out: the weights, the batch, the CPU, the device in fp32."""
         weights = self._bad_weights()
         if weights is not None:
-            return Finding(Cpu.NOT_FINITE, "before the step", tensor=weights, every_sample=True)
+            return Finding(Cpu.NOT_FINITE, BEFORE, tensor=weights, every_sample=True)
         inputs = self._rows_with_bad_input()
         if inputs:
             rows, name = inputs
