@@ -14,7 +14,8 @@ as autocast gives it on a card; `look="1:17"` evaluates on the same data after e
 other than the CPU differ in the last bit, and each rank write to `seen` which weights it begins each step with; the
 samples `nan` hold no numbers, those of `huge` have an infinite loss, and those of `steep` a finite loss with gradients
 that are not; `glitch="1:8"` has rank 1 compute a loss at step 8 that is not finite, once, `glitch="1:8:9"` nine times;
-`ponder="1:0.7"` has rank 1 take so many seconds longer for each part of a step that it computes again.
+`ponder="1:0.7"` has rank 1 take so many seconds longer for each part of a step that it computes again; the graph of the
+wrapper of `ddp` is `static`.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def train(
     steep: str = "",
     glitch: str = "",
     ponder: str = "",
+    static: bool = False,
 ) -> None:
     torch.manual_seed(3)
     if session.rank == deaf and session.run.generation < 2:
@@ -108,7 +110,7 @@ def train(
     data = holdfast.Loader(numbers, batch_size=batch, shuffle=True, allow_missing=bool(look))
     if ddp:
         torch.distributed.init_process_group("gloo")
-        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)
+        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4, static_graph=static)
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
     if rounds and session.device != torch.device("cpu"):
         optimizer.register_step_post_hook(lambda *_: _round_up(model))

@@ -101,14 +101,25 @@ def test_a_sample_that_may_not_be_left_out_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("ddp", [False, pytest.param(True, marks=pytest.mark.long)], ids=["plain", "wrapped"])
-def test_numbers_that_are_finite_the_second_time_are_a_fault_of_that_rank(tmp_path: Path, ddp: bool) -> None:
-    """No sample is left out, and the weights are those of a run without the fault."""
-    with Launched(tmp_path, 2, glitch="1:8", ddp=ddp, wait="30", **SKIP) as launch:
+@pytest.mark.parametrize(
+    "job",
+    [
+        {},
+        pytest.param({"ddp": True, "plain": False}, marks=pytest.mark.long),
+        pytest.param({"ddp": True, "static": True, "snapshot": "1"}, marks=pytest.mark.long),
+    ],
+    ids=["plain", "wrapped", "static"],
+)
+def test_numbers_that_are_finite_the_second_time_are_a_fault_of_that_rank(tmp_path: Path, job: dict[str, Any]) -> None:
+    """No sample is left out, and the weights are those of a run without the fault: with dropout and running means too.
+
+    A static graph that is looked into before the first step of its wrapper has counted gradients by then.
+    """
+    with Launched(tmp_path, 2, glitch="1:8", wait="30", **job, **SKIP) as launch:
         launch.until(lambda: launch.waits_for(30, 2))
         launch.go(30)
         check(launch, launch.finish()["receipt"], [], faults=1)
-    wanted = left_out_from_the_start(tmp_path / "again", 2, [], ddp=ddp)
+    wanted = left_out_from_the_start(tmp_path / "again", 2, [], **job)
     assert all(torch.equal(launch.weights()[name], value) for name, value in wanted.items())
     (fault,), (verdict,) = of(launch, "fault"), of(launch, "verdict")
     assert (fault["device"], fault["step"]) == ("rank 1", 8)
@@ -125,6 +136,18 @@ def test_numbers_that_are_not_finite_each_time_end_the_run(tmp_path: Path) -> No
     assert printed["error"]["message"] == "the loss of rank 1 is not finite at step 8 in backward"
     assert len(list(launch.seen.glob("slip-*"))) == 2, "it is tried twice"
     assert printed["receipt"]["steps"] == 7
+
+
+@pytest.mark.long
+def test_a_rank_is_killed_while_it_looks(tmp_path: Path) -> None:
+    """The next group looks again: what was noticed outlives the process."""
+    with Launched(tmp_path, 2, nan=str(ORDER[35]), die="1:0:replay", wait="30", **SKIP) as launch:
+        launch.until(lambda: launch.waits_for(30, 2))
+        launch.go(30)
+        receipt = launch.finish()["receipt"]
+    assert receipt["faults"] == {"non_finite": 1, "killed": 1}, receipt
+    check(launch, {**receipt, "faults": {}}, [ORDER[35]], faults=0)
+    assert [each["blame"] for each in of(launch, "verdict")][:1] == ["data"]
 
 
 @pytest.mark.long

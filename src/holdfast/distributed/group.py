@@ -98,7 +98,7 @@ class Group(JoinedRanks):
         self._brief = self._past = False
         """The step ends with the vote before its exchange; and that vote is over, so that others may have gone on."""
         self.looked = False
-        """A step was computed again, by ranks that hold parts of the state, and nothing was found."""
+        """A step was computed again and nothing was found, and it has to be taken in the next group."""
         self._looked = 0.0
         """Of rank 0: when it has looked last whether a new rank waits."""
 
@@ -401,7 +401,7 @@ class Group(JoinedRanks):
             dataclass_json.read_strictly(rank_numbers.Part, each) for each in self.of_all([dataclass_json.write(own)])
         ]
         verdict = rank_numbers.blame(found, self._context.position.step + 1)
-        if verdict is None and self.wrapped.parts:  # parameters are whole now: all begin anew, to take the step
+        if verdict is None and self.wrapped.takes_no_step:  # all begin anew, to take the step
             self.looked = True
             raise PeerLost("the ranks have computed a step again, and found nothing")
         return verdict

@@ -464,10 +464,12 @@ class _Life:
             self.link.tell_case(case)
         return case
 
-    def _failed_step(self) -> Fault | None:
-        """What each rank computes its part of again before it takes it."""
+    def _failed_step(self) -> dict[str, Any] | None:
+        """The step that each rank computes its part of again before it takes it, for the session."""
         case = self.trial
-        return None if case is None or case.looked or not self.settings.blame.replay else case.named()
+        if case is None:
+            return None
+        return {"fault": case.named().to_json(), "looked": case.looked or not self.settings.blame.replay}
 
     def _devices_now(self) -> list[str]:
         """Of the ranks of this group, where devices were named."""
@@ -546,9 +548,9 @@ def _run_script(
     device: Any,
     told: Told,
     left_out: Sequence[dict[str, Any]],
-    failed: Fault | None,
+    trial: dict[str, Any] | None,
 ) -> None:
-    """`failed`: a step of which each rank computes its part again before it is taken."""
+    """`trial`: a step of which each rank computes its part again before it is taken."""
     from holdfast.data import sample_marks
     from holdfast.distributed.group import PIECES
     from holdfast.distributed.joined_ranks import PeerLost
@@ -565,7 +567,6 @@ def _run_script(
     pieces = int(link.job.noted(PIECES).get("pieces", 1))
     if place.roster is not None and place.roster.spans:  # each machine has notes of its own
         pieces = max(int(each["pieces"]) for each in group.of_all([{"pieces": pieces}]))
-    trial = None if failed is None else {"fault": failed.to_json()}
     session.begin_with(pieces=pieces, cpu_batch=False, trial=trial, probation=told.probation, leave_out=left_out)
     if pieces > 1:
         session._attempts.pieces.stay()

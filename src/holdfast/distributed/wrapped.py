@@ -102,17 +102,24 @@ class Wrapped:
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """Inside, no wrapper exchanges anything, neither gradients nor buffers."""
-        before = [
-            (each, each.require_backward_grad_sync, each.require_forward_param_sync) for each in list(self._known)
-        ]
+        names = ("require_backward_grad_sync", "require_forward_param_sync", "static_graph")
+        before = [(each, [getattr(each, name) for name in names]) for each in list(self._known)]
         self.silence()
-        for each, _, _ in before:
-            each.require_forward_param_sync = False
+        for each, _ in before:
+            # A static graph exchanges at the end of the first backward, whether gradients are synchronised or not.
+            each.require_forward_param_sync = each.static_graph = False
         try:
             yield
         finally:
-            for each, backward, forward in before:
-                each.require_backward_grad_sync, each.require_forward_param_sync = backward, forward
+            for each, values in before:
+                for name, value in zip(names, values, strict=True):
+                    setattr(each, name, value)
+
+    @property
+    def takes_no_step(self) -> bool:
+        """Whether no step may follow what was computed apart: parameters stay whole, or torch has counted gradients for
+        a static graph."""
+        return self.parts or any(each.static_graph for each in self._known)
 
     @staticmethod
     def make_whole(modules: Iterable[torch.nn.Module]) -> None:

@@ -77,6 +77,8 @@ class StepChecks:
         self.computed = False
         """Whether the last look computed anything off the record."""
         self._trial: Fault | None = None
+        self._tried: int | None = None
+        """The step of a trial that found nothing, until it has passed."""
         self.finding: Finding | None = None
         """Of the last trial."""
         self.ranks = 1
@@ -93,10 +95,13 @@ class StepChecks:
         """What this worker is told: a step to compute again, how many to compare with the CPU, whether to at all.
 
         A trial is one of three: `fault` is computed again here before the step; with `only` nothing else is done here;
-        `keep` is the step whose snapshot another process needs, which computes the one after it.
+        `keep` is the step whose snapshot another process needs, which computes the one after it. With `looked` the step
+        of the fault was computed again before, in vain.
         """
         self._wanted = sentinel
         self._trial = Fault.from_json(trial["fault"]) if trial and "fault" in trial else None
+        if self._trial is not None and trial and trial.get("looked"):
+            self._trial, self._tried = None, self._trial.step
         self.only_judges = bool(trial and trial.get("only"))
         self._keep = int(trial["keep"]) if trial and "keep" in trial else None
         self._probation = probation
@@ -134,8 +139,9 @@ class StepChecks:
 
     @property
     def on_trial(self) -> bool:
-        """On the way to the step that failed: every step is committed, so that the first bad one is found."""
-        return self._trial is not None
+        """On the way to the step that failed: every step is committed, and that one too, so that the first bad one is
+        found."""
+        return self._trial is not None or self._tried is not None
 
     def tries(self, step: int) -> bool:
         """Whether this is the step that is computed again before it is taken."""
@@ -160,7 +166,7 @@ class StepChecks:
         worker on the CPU."""
         return (
             self.sentinel is None
-            and self._trial is None
+            and not self.on_trial
             and self._keep is None
             and not self.only_judges
             and self.rung.precision != "fp32"
@@ -172,6 +178,8 @@ class StepChecks:
         if self.rung.precision == "fp32":
             force_fp32()
         self._secure_evidence(step)
+        if self._tried is not None and step > self._tried:
+            self._tried = None
         if self._trial is not None and self._trial.step is not None and step > self._trial.step:
             self._trial = None  # the script has gone another way, or it was a transaction, which nobody can repeat
         if self._trial is not None and work is not None and describe is not None:
@@ -261,7 +269,7 @@ class StepChecks:
         assert trial is not None and trial.step is not None
         if step < trial.step:
             return None
-        self._trial = None
+        self._trial, self._tried = None, step
         if self._replay is None:
             return None
         self._enter(Phase.REPLAY)
