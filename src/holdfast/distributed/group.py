@@ -97,6 +97,8 @@ class Group(JoinedRanks):
         """Others may be inside an exchange of a wrapper: a vote would not reach them."""
         self._brief = self._past = False
         """The step ends with the vote before its exchange; and that vote is over, so that others may have gone on."""
+        self.trial = 0
+        """Up to this step, which is looked into, each step is committed."""
         self.looked = False
         """A step was computed again and nothing was found, and it has to be taken in the next group."""
         self._looked = 0.0
@@ -496,7 +498,7 @@ class Group(JoinedRanks):
         """Whether this boundary ends with a commit, from what is the same in all ranks."""
         cadence, since = context.cadence, context.uncommitted
         due = cadence.agreed if cadence.fixed is None else since.count >= cadence.fixed
-        return due or since.whole or not at.by_cadence
+        return due or since.whole or not at.by_cadence or context.position.step <= self.trial
 
     def _even_out(self, context: Trained) -> None:
         """Devices of different kinds round an update differently, and nothing would ever bring the ranks together

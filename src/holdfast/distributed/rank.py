@@ -460,6 +460,7 @@ class _Life:
         case = rank_numbers.to_look_into(group.of_all(own), step)
         if own and rank_numbers.to_look_into(own, step) is None:
             rank_numbers.forget(self.job, self.place.seat)  # the run is past it
+        group.trial = 0 if case is None else case.step
         if case is not None and isinstance(self.link, Writer):
             self.link.tell_case(case)
         return case
