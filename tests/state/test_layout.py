@@ -265,7 +265,7 @@ def test_two_snapshots_of_one_state_differ_in_their_place_alone(kind: type) -> N
 @pytest.mark.parametrize("place", [0, 70, 127])
 def test_a_large_state_is_compared_in_pieces_by_several_threads(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     monkeypatch.setattr(pages, "PIECE", 16)
-    monkeypatch.setattr(pages.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
     weights = bytes(range(128))
     other = bytearray(weights)
     epoch, end = (bytearray(_snapshot(name, weights=weights)) for name in ("epoch", "end"))
