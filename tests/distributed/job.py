@@ -12,6 +12,7 @@ the process that reads them; `turn` does each step by hand in a transaction; the
 as autocast gives it on a card; `look="1:17"` evaluates on the same data after each epoch, and rank 1 cannot read sample
 17 there; `lacks="1:8"` has rank 1 use an operator at step 8 that only the CPU has; `rounds` has updates on a device
 other than the CPU differ in the last bit, and each rank write to `seen` which weights it begins each step with; the
+process that rank `caught="1:8"` has first never comes back from the exchange of step 8; the
 samples `nan` hold no numbers, those of `huge` have an infinite loss, and those of `steep` a finite loss with gradients
 that are not; `glitch="1:8"` has rank 1 compute a loss at step 8 that is not finite, once, `glitch="1:8:9"` nine times;
 `ponder="1:0.7"` has rank 1 take so many seconds longer for each part of a step that it computes again; the graph of the
@@ -85,6 +86,7 @@ def train(
     half: int = -1,
     lacks: str = "",
     rounds: bool = False,
+    caught: str = "",
     nan: str = "",
     huge: str = "",
     steep: str = "",
@@ -145,6 +147,8 @@ def train(
 
             if str(session._position.step + 1) in wait.split():
                 _wait(session, Path(seen) / f"go-{session._position.step + 1}")
+            if caught == f"{session.rank}:{session._position.step + 1}" and session.run.generation < 2:
+                torch.distributed.all_gather = lambda *_: time.sleep(1e6)
             if session.rank == fail:
                 raise ValueError("this rank does not like the data")
             if rounds:
