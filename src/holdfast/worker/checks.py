@@ -101,7 +101,8 @@ class StepChecks:
         self._wanted = sentinel
         self._trial = Fault.from_json(trial["fault"]) if trial and "fault" in trial else None
         if self._trial is not None and trial and trial.get("looked"):
-            self._trial, self._tried = None, self._trial.step
+            self._tried = self._trial.step
+            self._trial = None
         self.only_judges = bool(trial and trial.get("only"))
         self._keep = int(trial["keep"]) if trial and "keep" in trial else None
         self._probation = probation

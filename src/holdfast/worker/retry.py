@@ -211,7 +211,8 @@ class Attempts:
         together = peers.ranks > 1 and work is not None and self.checks.tries(step)
         with peers.apart() if together else contextlib.nullcontext():
             fault = self.checks.before_step(work, step, describe)
-        if together and work is not None and describe is not None:
+        of_look = fault is None or fault.blame is not None  # the sentinel may have something else to say
+        if together and of_look and work is not None and describe is not None:
             finding, size = self.checks.finding, batches.batch_size(work.batch) or 0
             every = finding is not None and finding.every_sample and finding.why != BEFORE
             fault = peers.blame(fault, [describe(row) for row in range(size if every else 0)])
