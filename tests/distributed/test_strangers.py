@@ -30,6 +30,7 @@ from holdfast.distributed.machine_link import (
     proof,
 )
 from holdfast.distributed.torchrun import Wanted
+from holdfast.run.folder import RunFolder
 
 pytestmark = pytest.mark.all
 """Closing a leader takes two seconds, for each of these tests."""
@@ -48,7 +49,8 @@ class Leading:
         wanted = Wanted(1, nodes=2, least=least, patience=patience)
         self.agent = LeaderAgent(
             self.job, wanted, ["train", str(folder / "none.py")], dict(os.environ), folder / "ranks.log",
-            server=self.server, own=OWN, token=TOKEN, run="run", floor=1.0, patience=patience, say=self.said.append,
+            server=self.server, own=OWN, token=TOKEN, run=RunFolder(folder / "run"), floor=1.0, patience=patience,
+            say=self.said.append,
         )  # fmt: skip
 
     def until(self, holds: Callable[[], Any]) -> None:

@@ -379,6 +379,11 @@ class Writer(LocalLink):
         for path in sorted(self.job.path.glob(f"note-{GONE}-*.json")):
             told = read_json(path) or {}
             path.unlink(missing_ok=True)
+            answer = rank_ladder.answer(self.job, int(told.get("pid", 0)))
+            if answer is not None:
+                self._tell_answer(int(told["seat"]), int(told["pid"]), answer)
+                self._recovering = self._recovering or float(told.get("since", time.monotonic()))
+                continue
             if told.get("seat") is None:
                 fault: Fault | None = Fault(Kind.HANG, str(told.get("machine")), message=str(told.get("why", "")))
             else:
