@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.devices.ledger import Ledger
+from holdfast.cli.run_facts import Look
+from holdfast.cli.runs import page
+from holdfast.devices.ledger import LEDGER, Ledger
 from holdfast.distributed import rank_devices
-from holdfast.injection import ailments
+from holdfast.injection import ailments, away
 from holdfast.injection.ailments import Ailment
 from tests.distributed import machines as made
 from tests.distributed.launched import alone
@@ -47,7 +50,10 @@ class IllSeveral(Several):
             self.start(number, **{ailments.VARIABLE: str(path), **env})
 
     def ledger(self, number: int) -> Ledger:
-        return Ledger(self.home(number) / "state")
+        """That of this machine; its key there depends on its name."""
+        folder = self.home(number) / "state"
+        with open(folder / LEDGER, encoding="utf-8") as file:
+            return Ledger(folder, machine=json.loads(file.readline())["machine"])
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event.data for event in self.run.events() if event.kind == kind]
@@ -115,3 +121,138 @@ def test_a_far_rank_leaves_a_device_that_is_lost_twice_and_comes_back(tmp_path: 
     )
     assert launch.ledger(1).history("pretend:1").faults == 2 and launch.ledger(0).history("pretend:1").faults == 0
     assert launch.ledger(1).trust("pretend:1", "pretend:1").state == "trusted"
+
+
+@on_machines
+@pytest.mark.all
+@pytest.mark.parametrize("ddp", [False, pytest.param(True, marks=pytest.mark.long)], ids=["plain", "wrapped"])
+def test_wrong_numbers_of_a_far_rank_are_found_and_it_leaves_its_device(tmp_path: Path, ddp: bool) -> None:
+    """All go back to the last snapshot that device and CPU agreed on, which that rank alone may have."""
+    ill = Ailment("wrong", step=8, times=None, device="pretend:0")
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        IllSeveral(machines, tmp_path, ill, wait="6 20", ddp=ddp, **{"sentinel.cost": 100}) as launch,
+    ):
+        launch.begin()
+        launch.until(lambda: launch.waits_for(6, 4))
+        first = launch.pids()
+        launch.go(6)
+        launch.until(lambda: launch.waits_for(20, 4))
+        assert others_kept(first, launch.pids(), 2)
+        launch.go(20)
+        launch.check()
+    (fault,) = launch.of("fault")
+    assert (fault["kind"], fault["device"], fault["step"]) == ("wrong_numbers", "rank 2", 8)
+    assert fault["action"] == "next_rung" and fault["reason"] == "pretend:0 → cpu, the others stay"
+    (verdict,) = launch.of("verdict")
+    assert (verdict["blame"], verdict["rank"], verdict["host"], verdict["device"]) == ("device", 2, "m1", "pretend:0")
+    assert verdict["sentence"].startswith("the device is at fault, each time: rank 2 (pretend:0 on m1): ")
+    (undone,) = launch.of("undone")
+    assert undone["to_step"] < 8 and undone["rank"] == 2
+    told = json.loads((Path(verdict["folder"]) / "fault.json").read_text())
+    assert told["verdict"]["sentence"] == verdict["sentence"], "the evidence of the fault has it"
+    ledger = launch.ledger(1)
+    assert ledger.history("pretend:0").faults == 1 and ledger.trust("pretend:0", "pretend:0").state != "trusted"
+    assert launch.ledger(0).history("pretend:0").faults == 0
+    shown = "\n".join(page(Look(launch.run)))
+    assert "rank 2 moved from pretend:0 to the CPU" in shown and "rank 2 (pretend:0 on m1)" in shown, "holdfast show"
+
+
+@on_machines
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["hang", "crash"])
+def test_a_far_rank_moves_to_a_card_that_no_other_has(tmp_path: Path, kind: str) -> None:
+    ill = Ailment(kind, step=8, times=None, device="pretend:1")
+    job = {"watchdog.floor": "2s", "watchdog.first_step": "10s"}
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        IllSeveral(machines, tmp_path, ill, wait="6 20", **job) as launch,
+    ):
+        launch.begin(**{rank_devices.PRETEND_CARDS: "3"})
+        launch.until(lambda: launch.waits_for(6, 4))
+        first = launch.pids()
+        launch.go(6)
+        launch.until(lambda: launch.waits_for(20, 4))
+        assert others_kept(first, launch.pids(), 3)
+        launch.go(20)
+        launch.check()
+    assert [fault["action"] for fault in launch.of("fault")] == ["replace", "next_rung"]
+    assert launch.has_said("rank 3 moved from pretend:1 to pretend:2 (")
+
+
+@on_machines
+@pytest.mark.long
+def test_a_far_rank_runs_out_of_memory(tmp_path: Path) -> None:
+    """All compute the step in pieces, in their processes."""
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        IllSeveral(machines, tmp_path, wait="6 20", full="3:8:2") as launch,
+    ):
+        launch.begin()
+        launch.until(lambda: launch.waits_for(6, 4))
+        first = launch.pids()
+        launch.go(6)
+        launch.until(lambda: launch.waits_for(20, 4))
+        assert first == launch.pids()
+        launch.go(20)
+        launch.check()
+    assert {(fault["kind"], fault["device"]) for fault in launch.of("fault")} == {("out_of_memory", "rank 3")}
+
+
+@on_machines
+@pytest.mark.long
+def test_a_far_device_that_cannot_be_opened_is_left(tmp_path: Path) -> None:
+    away_3 = tmp_path / "away-3"
+    away_3.touch()
+    with Machines(2, share=[tmp_path]) as machines, IllSeveral(machines, tmp_path, wait="10") as launch:
+        launch.begin(**{away.VARIABLE: f"3={away_3}"})
+        launch.until(lambda: launch.is_told(3, "cpu"))
+        away_3.unlink()
+        launch.until(lambda: launch.waits_for(10, 4))
+        launch.go(10)
+        launch.check()
+    assert launch.has_said("rank 3 moved from pretend:1 to the CPU (rank 3 was lost in setup)")
+
+
+@on_machines
+@pytest.mark.long
+def test_a_cut_cable_is_no_fault_of_a_device(tmp_path: Path) -> None:
+    """The agent of the machine that is cut off ends its ranks: their devices stay trusted, and they come back there."""
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        IllSeveral(machines, tmp_path, nproc=1, wait="6 12", **{"watchdog.floor": "2s"}) as launch,
+    ):
+        launch.begin()
+        launch.until(lambda: launch.waits_for(6, 2))
+        first = launch.pids()
+        machines.cut(1)
+        launch.until(lambda: launch.has_said("machine 1 (m1) is lost"))
+        machines.mend(1)
+        launch.go(6)
+        launch.until(lambda: launch.waits_for(12, 2))
+        assert others_kept(first, launch.pids(), 1) and launch.is_told(1, "pretend:0")
+        launch.go(12)
+        launch.check()
+    assert launch.ledger(1).history("pretend:0").faults == 0 and launch.of("verdict") == []
+
+
+@on_machines
+@pytest.mark.long
+def test_wrong_numbers_are_undone_also_if_their_rank_stays_away(tmp_path: Path) -> None:
+    """Its slots are on its machine, and no rank of that machine is in the next group: the first machine knows where
+    to go back to, and to the beginning if nobody else has that snapshot."""
+    ill = Ailment("wrong", step=8, times=None, device="pretend:0")
+    words, away_1 = (*PRETEND, "--min-ranks", "1"), tmp_path / "away-1"
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        IllSeveral(machines, tmp_path, ill, words=words, nproc=1, wait="8 20", **{"sentinel.cost": 100}) as launch,
+    ):
+        launch.begin(**{away.VARIABLE: f"1={away_1}"})
+        launch.until(lambda: launch.waits_for(8, 2))
+        away_1.touch()
+        launch.go(8)
+        launch.until(lambda: launch.waits_for(20, 1))
+        launch.go(20)
+        launch.check()
+    (undone,) = launch.of("undone")
+    assert undone["to_step"] < 8 and undone["rank"] == 1

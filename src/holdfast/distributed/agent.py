@@ -283,7 +283,9 @@ class RankAgent:
         """Where the next process of this seat is, if this one ended with a fault."""
         if self._ladder is not None:
             waits = left.get("why") == "device" and self._may_shrink  # the others go on, and it tries again later
-            self._ladder.ended(member.seat, member.pid, code, generation=self._number, counts=not waits)
+            stuck = self._ladder.ended(member.seat, member.pid, code, generation=self._number, counts=not waits)
+            if stuck is not None and not self._may_shrink:
+                self.job.end({"state": "GAVE_UP", "error": stuck.to_json()})
 
     def _put_off(self, member: Member, now: float, code: int) -> None:
         """Its process was of no use. Where others go on meanwhile, the next one comes later."""

@@ -55,6 +55,7 @@ from holdfast.distributed.machine_link import (
     Welcome,
     is_proof,
     proof,
+    shortened,
 )
 from holdfast.distributed.part_copies import CopySender, open_copies
 from holdfast.distributed.rank_ladder import RankLadder
@@ -193,6 +194,8 @@ class MachineAgent(RankAgent):
             self._greeted = link.trusted = True
             self._members = [each for each in self._members if each.pid]  # the leader asks for ranks anew
             self._hello = replace(self._hello, launch=message.launch)
+            if self._ladder is not None:
+                self._ladder.name_run(shortened(message.run))
             self._refused = None
         elif self._greeted:
             self._obey(message)

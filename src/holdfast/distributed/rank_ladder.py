@@ -28,6 +28,7 @@ from typing import Any
 
 from holdfast.base import dataclass_json
 from holdfast.base.board import Beat, Board
+from holdfast.base.errors import GaveUp
 from holdfast.devices.ledger import Ledger
 from holdfast.distributed import rank_devices, rank_undo
 from holdfast.distributed.job import Job
@@ -234,12 +235,12 @@ class RankLadder:
         """Reached, and told once the fault itself is in the journal."""
         self._looked = 0.0
         self._run = run
-        name = run.name if run is not None else "a run of several machines"
+        self._folder = _Folder(run.name if run is not None else "a run of several machines")
         self._seats: dict[int, _Seat] = {}
         for seat, device in zip(range(len(devices)) if seats is None else seats, devices, strict=True):
             free = [card for card in cards if card not in devices and _kind(card) == _kind(device)]
             rungs = [Rung(each) for each in dict.fromkeys([device, *free, _CPU])]
-            context = SeatContext(_Rungs(rungs), settings, _Teller(run, seat, self.outbox), _Folder(name))
+            context = SeatContext(_Rungs(rungs), settings, _Teller(run, seat, self.outbox), self._folder)
             self._seats[seat] = _Seat(seat, context, self.ledger)
         for each in self._seats.values():
             each.trusting.begin()
@@ -251,6 +252,10 @@ class RankLadder:
             barred = self._barred(seat)
             ways = range(seat.context.rung, len(seat.context.plan.rungs))
             seat.context.rung = next((rung for rung in ways if rung not in barred), seat.context.rung)
+
+    def name_run(self, name: str) -> None:
+        """The first machine has said which run this is: the ledger names it."""
+        self._folder.name = name
 
     # -- processes -----------------------------------------------------------------------------------------
 
@@ -288,14 +293,14 @@ class RankLadder:
 
     # -- faults --------------------------------------------------------------------------------------------
 
-    def ended(self, number: int, pid: int, code: int, *, generation: int, counts: bool = True) -> None:
+    def ended(self, number: int, pid: int, code: int, *, generation: int, counts: bool = True) -> GaveUp | None:
         """A process of this seat has ended: the next one is on the device that the ladder says.
 
-        One that does not count is no fault of its device.
+        One that does not count is no fault of its device. Returns why no other process would get further.
         """
         seat = self._seats.get(number)
         if seat is None:
-            return
+            return None
         beat = self._look(seat)
         self._read_mail(seat)
         if seat.mail is not None:
@@ -304,19 +309,19 @@ class RankLadder:
         seat.close_board()
         left = self.job.left(number, pid)
         fault = fault_of(self.job, number, pid, left, device=seat.device, exit_code=lambda: code) if code else None
-        if fault is not None and counts:
-            self._answer(seat, pid, _placed(fault, beat), generation)
+        return None if fault is None or not counts else self._answer(seat, pid, _placed(fault, beat), generation)
 
-    def _answer(self, seat: _Seat, pid: int, fault: Fault, generation: int) -> None:
+    def _answer(self, seat: _Seat, pid: int, fault: Fault, generation: int) -> GaveUp | None:
         context, trusting = seat.context, seat.trusting
         if context.device != seat.device:  # it was on its way back to a device, and is lost where it was
             self._note_answer(seat, pid, fault, _same(seat))
-            return
+            return None
         fault = trusting.known_loss(fault)
         self._close_case(seat, fault)
         move = seat.history.ask(fault, probation=trusting.on_probation(), barred=self._barred(seat))
         seat.history.remember(fault, move, counted=False)
         trusting.lost(fault, move)
+        stuck = self._stuck(seat, fault, move)
         if move.action is Action.NEXT_RUNG:
             context.rung = move.rung
         else:  # how often ranks are started anew is counted by the ranks themselves (retry.without_progress)
@@ -328,6 +333,21 @@ class RankLadder:
                 undone = rank_undo.note(self.job, undone)
         self._note_answer(seat, pid, fault, move, undone)
         self._open_case(seat, pid, fault, move)
+        return stuck
+
+    def _stuck(self, seat: _Seat, fault: Fault, move: Move) -> GaveUp | None:
+        """A rank that holds a part of the model and has met the same fault in each process: nowhere else can it go."""
+        if move.action not in (Action.GIVE_UP, Action.FAIL) or not self.job.noted(IN_PARTS):
+            return None
+        met = replace(fault, device=f"rank {seat.number}").sentence()
+        return GaveUp(
+            f"{met}, each time, and there is no other card for it on {self.host}",
+            cause=f"it is on {seat.device}; ranks that hold parts of a model (FSDP2) are all on one kind of device",
+            hints=[
+                "`--min-ranks` lets the others go on without it",
+                f"continue with fewer processes: `holdfast launch --resume {self._folder.name}`",
+            ],
+        )
 
     def _note_answer(self, seat: _Seat, pid: int, fault: Fault, move: Move, undone: Undone | None = None) -> None:
         """As users know it: by the rank, with its host and device."""
