@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.base import dataclass_json
 from holdfast.cli.run_facts import Look
 from holdfast.cli.runs import page
 from holdfast.devices.ledger import LEDGER, Ledger
-from holdfast.distributed import rank_devices
+from holdfast.distributed import rank_devices, rank_ladder, rank_undo
+from holdfast.distributed.far_ladders import FarLadders
+from holdfast.distributed.job import Job
+from holdfast.distributed.machine_link import TrustTold, VerdictTold
+from holdfast.distributed.rank_ladder import Answer
+from holdfast.distributed.rank_undo import Undone
+from holdfast.faults.blame import Blame, Verdict
+from holdfast.faults.classification import Fault, Kind
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.injection import ailments, away
 from holdfast.injection.ailments import Ailment
+from holdfast.run.folder import RunFolder
 from tests.distributed import machines as made
+from tests.distributed.driving import SHARDED
 from tests.distributed.launched import alone
 from tests.distributed.machines import Machines
 from tests.distributed.several import Several
 from tests.distributed.test_rank_ladder import SOON
+from tests.distributed.test_sharded_ladder import whole_alone
 
 pytestmark = pytest.mark.timeout(900)
 on_machines = pytest.mark.skipif(bool(made.missing()), reason=made.missing())
@@ -28,7 +41,7 @@ PRETEND = ("--device", "pretend")
 
 
 class IllSeveral(Several):
-    """A launch on pretended devices of two machines; the second has these ailments."""
+    """A launch on pretended devices of two machines; the second has these ailments, or the machine `on`."""
 
     def __init__(
         self,
@@ -37,12 +50,13 @@ class IllSeveral(Several):
         *ill: Ailment,
         words: Sequence[str] = PRETEND,
         nproc: int = 2,
+        on: int = 1,
         **job: Any,
     ) -> None:
         super().__init__(machines, folder, 2, *words, nproc=nproc, start=False, **job)
         self.ailments = [
             ailments.write(folder / f"ailments-{number}" / "pretend.json", listed)
-            for number, listed in enumerate(((), ill))
+            for number, listed in enumerate([ill if number == on else () for number in range(2)])
         ]
 
     def begin(self, **env: str) -> None:
@@ -116,7 +130,7 @@ def test_a_far_rank_leaves_a_device_that_is_lost_twice_and_comes_back(tmp_path: 
         ("unknown", 3, "m1", "pretend:1"),
         ("device", 3, "m1", "pretend:1"),
     ]
-    assert launch.has_said("rank 3 moved from pretend:1 to the CPU (") and launch.has_said(
+    assert launch.has_said("rank 3 on m1 moved from pretend:1 to the CPU (") and launch.has_said(
         "rank 3 is back on pretend:1"
     )
     assert launch.ledger(1).history("pretend:1").faults == 2 and launch.ledger(0).history("pretend:1").faults == 0
@@ -155,7 +169,9 @@ def test_wrong_numbers_of_a_far_rank_are_found_and_it_leaves_its_device(tmp_path
     assert ledger.history("pretend:0").faults == 1 and ledger.trust("pretend:0", "pretend:0").state != "trusted"
     assert launch.ledger(0).history("pretend:0").faults == 0
     shown = "\n".join(page(Look(launch.run)))
-    assert "rank 2 moved from pretend:0 to the CPU" in shown and "rank 2 (pretend:0 on m1)" in shown, "holdfast show"
+    assert "rank 2 on m1 moved from pretend:0 to the CPU" in shown and "rank 2 (pretend:0 on m1)" in shown, (
+        "holdfast show"
+    )
 
 
 @on_machines
@@ -177,7 +193,38 @@ def test_a_far_rank_moves_to_a_card_that_no_other_has(tmp_path: Path, kind: str)
         launch.go(20)
         launch.check()
     assert [fault["action"] for fault in launch.of("fault")] == ["replace", "next_rung"]
-    assert launch.has_said("rank 3 moved from pretend:1 to pretend:2 (")
+    assert launch.has_said("rank 3 on m1 moved from pretend:1 to pretend:2 (")
+
+
+@on_machines
+@pytest.mark.long
+def test_the_rank_that_keeps_the_run_folder_leaves_its_device_and_comes_back(tmp_path: Path) -> None:
+    """It is alone on the first machine. The far one keeps its process."""
+    ill = Ailment("wrong", step=8, times=None, device="pretend:0")
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        IllSeveral(machines, tmp_path, ill, nproc=1, on=0, wait="6 14 20", **{"sentinel.cost": 100}, **SOON) as launch,
+    ):
+        launch.begin()
+        launch.until(lambda: launch.waits_for(6, 2))
+        first = launch.pids()
+        launch.go(6)
+        launch.until(lambda: launch.waits_for(14, 2))
+        on_cpu = launch.pids()
+        assert others_kept(first, on_cpu, 0)
+        ailments.write(launch.ailments[0], [])  # it is well from here on
+        launch.until(lambda: launch.has_said("probe passed"))
+        launch.go(14)
+        launch.until(lambda: launch.waits_for(20, 2))
+        assert others_kept(on_cpu, launch.pids(), 0)
+        launch.go(20)
+        launch.check()
+    assert launch.has_said("rank 0 on m0 moved from pretend:0 to the CPU (") and launch.has_said(
+        "rank 0 is back on pretend:0"
+    )
+    (verdict,) = launch.of("verdict")
+    assert (verdict["rank"], verdict["host"], verdict["blame"]) == (0, "m0", "device")
+    assert launch.ledger(0).history("pretend:0").faults == 1 and launch.ledger(1).history("pretend:0").faults == 0
 
 
 @on_machines
@@ -211,7 +258,7 @@ def test_a_far_device_that_cannot_be_opened_is_left(tmp_path: Path) -> None:
         launch.until(lambda: launch.waits_for(10, 4))
         launch.go(10)
         launch.check()
-    assert launch.has_said("rank 3 moved from pretend:1 to the CPU (rank 3 was lost in setup)")
+    assert launch.has_said("rank 3 on m1 moved from pretend:1 to the CPU (rank 3 was lost in setup)")
 
 
 @on_machines
@@ -256,3 +303,102 @@ def test_wrong_numbers_are_undone_also_if_their_rank_stays_away(tmp_path: Path) 
         launch.check()
     (undone,) = launch.of("undone")
     assert undone["to_step"] < 8 and undone["rank"] == 1
+
+
+@on_machines
+@pytest.mark.long
+def test_a_far_rank_with_a_part_of_the_model_moves_to_a_free_card(tmp_path: Path) -> None:
+    """FSDP2 on two machines: its part comes from its slots, in a process on another card of the same machine."""
+    ill = Ailment("error", step=4, times=None, device="pretend:0")
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        IllSeveral(machines, tmp_path, ill, nproc=1, path=SHARDED, snapshot="1") as launch,
+    ):
+        launch.begin(**{rank_devices.PRETEND_CARDS: "2"})
+        assert launch.finish()["receipt"]["steps"] == 10
+    assert launch.has_said("rank 1 on m1 moved from pretend:0 to pretend:1 (")
+    assert [(each["blame"], each["host"]) for each in launch.of("verdict")] == [("unknown", "m1"), ("device", "m1")]
+    for name, values in whole_alone(tmp_path / "alone").items():
+        assert (launch.weights()[name] - values).abs().max() < 1e-6, name
+
+
+# What another machine says ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[tuple[FarLadders, Job, RunFolder]]:
+    job, run = Job(tmp_path / "job"), RunFolder(tmp_path / "run")
+    for each in (job.path, run.path):
+        each.mkdir()
+    yield FarLadders(job, run), job, run
+
+
+def an_answer(**changes: Any) -> dict[str, Any]:
+    fault = Fault(Kind.WRONG_NUMBERS, "rank 0", step=8, message="mm", evidence={"rank": 0, "host": "another"})
+    made = Answer(fault, Move(Action.NEXT_RUNG, 1), "cuda:1", "cpu", Undone(0, 99, sequence=7, step=6))
+    return {**json.loads(json.dumps(dataclass_json.write(made))), **changes}
+
+
+def test_what_a_far_ladder_has_decided_is_about_the_rank_it_belongs_to(far: Any) -> None:
+    """By its seat and the name of its machine, whatever the message says; and it reaches no further than this group."""
+    ladders, job, _ = far
+    assert ladders.ended(3, 77, an_answer(), generation=5, host="m1")
+    made = rank_ladder.answer(job, 77)
+    assert made is not None and (made.fault.device, made.before, made.after) == ("rank 3", "cuda:1", "cpu")
+    assert made.fault.evidence == {"rank": 3, "host": "m1", "device": "cuda:1"}
+    assert made.undone == Undone(3, 5, sequence=7, step=6)
+
+
+def test_a_far_rank_without_an_agreed_snapshot_takes_all_back_to_where_the_launch_began(far: Any) -> None:
+    """Which the first machine alone knows."""
+    ladders, job, _ = far
+    rank_undo.begin(job, 40)
+    ladders.ended(3, 77, an_answer(undone={"seat": 3, "generation": 2}), generation=5, host="m1")
+    made = rank_ladder.answer(job, 77)
+    assert made is not None and made.undone == Undone(3, 2, sequence=0, step=40)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"fault": {"kind": "no such"}}, {"move": {"action": "fly", "rung": 0}}, {"before": 7}, {"undone": {"seat": "x"}}],
+)
+def test_what_is_no_answer_is_passed_over(far: Any, bad: dict[str, Any]) -> None:
+    ladders, job, _ = far
+    assert ladders.ended(3, 77, an_answer(**bad), generation=5, host="m1") is None
+    assert rank_ladder.answer(job, 77) is None and ladders.ended(3, 78, None, generation=5, host="m1") is None
+
+
+def test_a_far_verdict_waits_for_its_fault_and_is_one_line(far: Any, tmp_path: Path) -> None:
+    ladders, job, run = far
+    why = "numbers\nare wrong" + "x" * 5000
+    verdict = Verdict(Blame.DEVICE, why, repeatable=True, samples=({"no": "index"},))
+    ladders.heard(3, 77, VerdictTold(9, 1, verdict, "elsewhere", "cuda:1", code="F018", step=8), host="m1")
+    ladders.tell(last=True)
+    assert [*run.events()] == [], "the fault is not in the journal yet"
+    folder = tmp_path / "fault"
+    folder.mkdir()
+    rank_ladder.say_told(job, 77, folder)
+    ladders.tell(last=True)
+    ladders.tell(last=True)
+    (event,) = run.events()
+    told = event.data
+    assert (told["rank"], told["host"], told["device"], told["blame"]) == (3, "m1", "cuda:1", "device")
+    assert told["sentence"].startswith("the device is at fault, each time: rank 3 (cuda:1 on m1): numbers?are wrongx")
+    assert len(told["sentence"]) < 2200
+
+
+def test_trust_of_a_far_device_names_its_host(far: Any) -> None:
+    ladders, _, run = far
+    ladders.heard(3, 0, TrustTold(9, "cuda:1: probe passed", "cuda:1", "probation", {"x": "y" * 20000}), host="m1")
+    (event,) = run.events()
+    assert event.data["text"] == "rank 3 on m1, cuda:1: probe passed"
+    assert (event.data["rank"], event.data["state"]) == (3, "probation") and "suspicion" not in event.data
+
+
+def test_cards_of_one_name_on_two_machines_are_two_cards(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    rank_devices.tell_group(job, 1, ["cuda:0", "cuda:0"], [0, 1])
+    rank_devices.tell_group(job, 2, ["cuda:0", "cuda:0"], [1, 1])
+    assert not rank_devices.over_gloo(job, 1) and rank_devices.over_gloo(job, 2)
+    rank_devices.tell_group(job, 3, ["cuda:0", "cpu"], [0, 1])
+    assert rank_devices.over_gloo(job, 3) and rank_devices.mixed(job, 3)

@@ -279,11 +279,12 @@ class RankAgent:
             for each in self._members:
                 each.done = False
 
-    def _ask_ladder(self, member: Member, code: int, left: dict[str, Any]) -> None:
-        """Where the next process of this seat is, if this one ended with a fault."""
+    def _ask_ladder(self, member: Member, code: int, left: dict[str, Any], *, counts: bool = True) -> None:
+        """Where the next process of this seat is, if this one ended with a fault. `counts`: it was not ended by us."""
         if self._ladder is not None:
-            waits = left.get("why") == "device" and self._may_shrink  # the others go on, and it tries again later
-            stuck = self._ladder.ended(member.seat, member.pid, code, generation=self._number, counts=not waits)
+            # Where the others go on without it, a rank whose device cannot be opened tries again later.
+            counts = counts and not (left.get("why") == "device" and self._may_shrink)
+            stuck = self._ladder.ended(member.seat, member.pid, code, generation=self._number, counts=counts)
             if stuck is not None and not self._may_shrink:
                 self.job.end({"state": "GAVE_UP", "error": stuck.to_json()})
 

@@ -59,18 +59,24 @@ class FarLadders:
     def leaves(self, pid: int) -> bool:
         return pid in self._leaving
 
-    def ended(self, seat: int, pid: int, answer: dict[str, Any] | None, *, generation: int, host: str) -> bool:
-        """Whether the ladder of that process has decided something; the rank that writes the journal tells it.
+    def ended(
+        self, seat: int, pid: int, answer: dict[str, Any] | None, *, generation: int, host: str, late: bool = False
+    ) -> Answer | None:
+        """What the ladder of that process has decided, if it is new; the rank that writes the journal tells it.
 
         `generation` is the number of the group that there is now: a way back of another machine reaches no further.
+        `late`: the connection was lost in between, and others may have gone on from a state that is not right. What
+        they have committed since then is given up as well.
         """
         self._leaving.discard(pid)
+        if late and rank_ladder.answer(self._job, pid) is not None:
+            return None
         try:
             made = None if answer is None else dataclass_json.read_strictly(Answer, answer)
         except ValueError:
             made = None
         if made is None:
-            return False
+            return None
         facts = {**made.fault.evidence, "rank": seat, "host": host, "device": shortened(made.before)}
         fault = replace(
             made.fault, device=f"rank {seat}", message=shortened(made.fault.message, len(made.fault.message)),
@@ -78,11 +84,11 @@ class FarLadders:
         )  # fmt: skip
         undone = made.undone
         if undone is not None:
-            known = replace(undone, seat=seat, generation=min(undone.generation, generation))
-            undone = rank_undo.note(self._job, known)
+            reach = generation if late else min(undone.generation, generation)
+            undone = rank_undo.note(self._job, replace(undone, seat=seat, generation=reach))
         made = Answer(fault, made.move, shortened(made.before), shortened(made.after), undone)
         rank_ladder.note_answer(self._job, pid, made)
-        return True
+        return made
 
     # -- the journal ---------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from holdfast.distributed.machine_link import (
     BEHIND_ALL,
     PULSE,
     AllHere,
+    AnswerAgain,
     Challenge,
     DropSlots,
     EndRanks,
@@ -83,7 +84,7 @@ _SAY_STRANGERS = 60.0
 """Seconds between two lines in the record on somebody who has another token."""
 
 
-OfRank = RankBegun | RankReady | RankLeaves | RankGone | TrustTold | VerdictTold
+OfRank = RankBegun | RankReady | RankLeaves | RankGone | AnswerAgain | TrustTold | VerdictTold
 """What a machine says of one of its ranks."""
 
 
@@ -364,6 +365,14 @@ class LeaderAgent(RankAgent):
             self._far.heard(member.seat, pid, message, host=machine.host)
         elif isinstance(message, RankLeaves):
             self._far.wants_to_leave(pid)
+        elif isinstance(message, AnswerAgain):
+            new = self._far.ended(
+                member.seat, pid, message.answer, generation=self._number, host=machine.host, late=True
+            )
+            if new is not None:
+                self._note_gone(machine, str(pid), member.seat, 0.0, {"pid": pid})
+            if new is not None and new.undone is not None:  # where the group goes on without that machine, it stays
+                self._break_group()  # until the ranks from there come: then all go back
         elif isinstance(message, RankBegun):
             self._asked_for.discard(member.seat)
             member.pid, member.ready = pid, False

@@ -21,6 +21,7 @@ import secrets
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from holdfast.distributed.job import Job
 from holdfast.distributed.machine_link import (
     BEHIND_ALL,
     AllHere,
+    AnswerAgain,
     Challenge,
     DropSlots,
     EndRanks,
@@ -67,6 +69,8 @@ _TRY = 0.5
 """Seconds between two tries to connect."""
 _CONNECT = 2.0
 """Seconds for one try."""
+_MOST_ANSWERS = 16
+"""Decisions of ladders that are told again after a new connection: those of more processes than end in a moment."""
 _WELCOME = 10.0
 """Seconds from a connection to the welcome; the leader waits as long for the token."""
 
@@ -126,6 +130,8 @@ class MachineAgent(RankAgent):
         self._copies: CopySender | None = None
         self._told_to_end = False
         """The leader has ended the ranks: what becomes of them is no fault of a device."""
+        self._answers: deque[AnswerAgain] = deque(maxlen=_MOST_ANSWERS)
+        """What ladders have decided. A connection may be lost before the leader has heard of it."""
 
     @property
     def over(self) -> bool:
@@ -196,6 +202,8 @@ class MachineAgent(RankAgent):
             self._hello = replace(self._hello, launch=message.launch)
             if self._ladder is not None:
                 self._ladder.name_run(shortened(message.run))
+            for answer in self._answers:
+                link.send(answer)
             self._refused = None
         elif self._greeted:
             self._obey(message)
@@ -249,8 +257,8 @@ class MachineAgent(RankAgent):
         self.job.note(f"exit-{pid}", {"code": code})
         trained = roster.forget(self.job, pid)
         left = self.job.left(member.seat, pid)
-        if self._link is not None and self._greeted and not self._told_to_end and not self._ending:
-            self._ask_ladder(member, code, left or {})
+        ended_here = not self._greeted or self._told_to_end or self._ending  # with the connection, or with the run
+        self._ask_ladder(member, code, left or {}, counts=not ended_here)
         path = self.job.boards().get((member.seat, pid))
         step, phase, silence = 0, "", 0.0
         if path is not None:
@@ -259,9 +267,11 @@ class MachineAgent(RankAgent):
             step, phase, silence = beat.at or 0, beat.phase.label, beat.silence
             board.close(unlink=True)
         member.pid, member.ready, member.done = 0, False, True  # not started again by us
+        answer = rank_ladder.answer(self.job, pid)
+        said = None if answer is None else dataclass_json.write(answer)
+        if said is not None:
+            self._answers.append(AnswerAgain(member.seat, pid, said))
         if self._link is not None and self._greeted:
-            answer = rank_ladder.answer(self.job, pid)
-            said = None if answer is None else dataclass_json.write(answer)
             if said is not None and left is not None:  # the fault is in the answer
                 left = {name: value for name, value in left.items() if name != "fault"}
             self._link.send(RankGone(member.seat, pid, code, trained, left, step, phase, silence, said))

@@ -168,6 +168,15 @@ class RankGone(Message):
 
 
 @dataclass(frozen=True)
+class AnswerAgain(Message):
+    """After a new connection: what a ladder has decided before, of which the leader may not have heard."""
+
+    seat: int
+    pid: int
+    answer: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class TrustTold(Message):
     """What a machine thinks of the device of one of its ranks, for the journal."""
 

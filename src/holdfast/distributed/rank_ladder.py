@@ -137,9 +137,10 @@ class _Teller:
 
 
 def append_trust(run: RunFolder, seat: int, what: str, data: dict[str, Any]) -> None:
-    """What is thought of the device of this rank, into the journal."""
+    """What is thought of the device of this rank, into the journal. A rank of another machine has a `host`."""
     if isinstance(data.get("text"), str):
-        data = {**data, "text": f"rank {seat}, {data['text']}"}
+        who = f"rank {seat} on {data['host']}" if "host" in data else f"rank {seat}"
+        data = {**data, "text": f"{who}, {data['text']}"}
     with contextlib.suppress(OSError):
         run.append(Event.now(what, **data, rank=seat))
 

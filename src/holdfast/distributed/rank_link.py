@@ -430,7 +430,9 @@ class Writer(LocalLink):
         rank_ladder.say_told(self.job, pid, folder)
         if moved:
             where = "the CPU" if answer.after == "cpu" else answer.after
-            text = f"rank {seat} moved from {answer.before} to {where} ({answer.fault.sentence()})"
+            spans = self.place.roster is not None and self.place.roster.spans
+            who = f"rank {seat} on {answer.fault.evidence.get('host')}" if spans else f"rank {seat}"
+            text = f"{who} moved from {answer.before} to {where} ({answer.fault.sentence()})"
             self.teller.emit("note", text=text, moved=seat)
 
     def _record(self, fault: Fault, moved: str = "") -> Path:
