@@ -61,7 +61,8 @@ class IllSeveral(Several):
 
     def begin(self, **env: str) -> None:
         for number, path in enumerate(self.ailments):
-            self.start(number, **{ailments.VARIABLE: str(path), **env})
+            changes = {"run.folder": self.home(number) / "there"} if number else {}
+            self.start(number, changes=changes, **{ailments.VARIABLE: str(path), **env})
 
     def ledger(self, number: int) -> Ledger:
         """That of this machine; its key there depends on its name."""
@@ -165,6 +166,7 @@ def test_wrong_numbers_of_a_far_rank_are_found_and_it_leaves_its_device(tmp_path
     assert undone["to_step"] < 8 and undone["rank"] == 2
     told = json.loads((Path(verdict["folder"]) / "fault.json").read_text())
     assert told["verdict"]["sentence"] == verdict["sentence"], "the evidence of the fault has it"
+    assert list(launch.home(1).glob("there/suspicions/step-8/*")), "in `run.folder` of that machine"
     ledger = launch.ledger(1)
     assert ledger.history("pretend:0").faults == 1 and ledger.trust("pretend:0", "pretend:0").state != "trusted"
     assert launch.ledger(0).history("pretend:0").faults == 0
@@ -303,6 +305,43 @@ def test_wrong_numbers_are_undone_also_if_their_rank_stays_away(tmp_path: Path) 
         launch.check()
     (undone,) = launch.of("undone")
     assert undone["to_step"] < 8 and undone["rank"] == 1
+
+
+@on_machines
+@pytest.mark.long
+def test_a_spare_of_another_machine_takes_the_place_of_a_rank_with_wrong_numbers(tmp_path: Path) -> None:
+    """The rank that leaves its device is the next spare, on the CPU. It is on the device again once that is well."""
+    ill = Ailment("wrong", step=8, times=None, device="pretend:0")
+    words, job = (*PRETEND, "--spares", "1"), {"sentinel.cost": 100, "snapshot": "1", **SOON}
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        IllSeveral(machines, tmp_path, ill, words=words, nproc=1, wait="4 8 20", **job) as launch,
+    ):
+        launch.begin()
+        launch.until(lambda: len(launch.pids()) == 3 and launch.waits_for(4, 2))
+        now = launch.roster()
+        assert now is not None
+        if now.seats != (0, 1):  # those of three processes that are ready first have begun
+            launch.kill(2)
+        launch.go(4)
+        launch.until(lambda: len(launch.pids()) == 3 and launch.waits_for(8, 2))
+        now = launch.roster()
+        assert now is not None and now.seats == (0, 1)
+        launch.go(8)
+        launch.until(lambda: launch.waits_for(20, 2))
+        now = launch.roster()
+        assert now is not None and now.seats == (0, 2)
+        launch.until(lambda: launch.is_told(1, "cpu") and 1 in launch.pids())
+        spare = launch.pids()[1]
+        ailments.write(launch.ailments[1], [])  # it is well from here on
+        launch.until(lambda: launch.has_said("probe passed"))
+        launch.until(lambda: launch.is_told(1, "pretend:0") and launch.pids().get(1, spare) != spare)
+        launch.go(20)
+        launch.check()
+    (undone,) = launch.of("undone")
+    assert undone["to_step"] < 8 and undone["rank"] == 1
+    blamed = [(each["rank"], each["host"]) for each in launch.of("verdict") if each["blame"] == "device"]
+    assert blamed == [(1, "m1")], "the spare may have been killed by the test"
 
 
 @on_machines
