@@ -373,7 +373,8 @@ def far(tmp_path: Path) -> Iterator[tuple[FarLadders, Job, RunFolder]]:
 
 
 def an_answer(**changes: Any) -> dict[str, Any]:
-    fault = Fault(Kind.WRONG_NUMBERS, "rank 0", step=8, message="mm", evidence={"rank": 0, "host": "another"})
+    evidence = {"rank": 0, "host": "another", "case": "/somewhere"}
+    fault = Fault(Kind.WRONG_NUMBERS, "rank 0", step=8, message="mm", evidence=evidence)
     made = Answer(fault, Move(Action.NEXT_RUNG, 1), "cuda:1", "cpu", Undone(0, 99, sequence=7, step=6))
     return {**json.loads(json.dumps(dataclass_json.write(made))), **changes}
 
@@ -384,7 +385,9 @@ def test_what_a_far_ladder_has_decided_is_about_the_rank_it_belongs_to(far: Any)
     assert ladders.ended(3, 77, an_answer(), generation=5, host="m1")
     made = rank_ladder.answer(job, 77)
     assert made is not None and (made.fault.device, made.before, made.after) == ("rank 3", "cuda:1", "cpu")
-    assert made.fault.evidence == {"rank": 3, "host": "m1", "device": "cuda:1"}
+    assert made.fault.evidence == {"rank": 3, "host": "m1", "device": "cuda:1", "case_there": "/somewhere"}, (
+        "no folder of this machine is read"
+    )
     assert made.undone == Undone(3, 5, sequence=7, step=6)
 
 

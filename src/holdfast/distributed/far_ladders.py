@@ -78,6 +78,9 @@ class FarLadders:
         if made is None:
             return None
         facts = {**made.fault.evidence, "rank": seat, "host": host, "device": shortened(made.before)}
+        case = facts.pop("case", None)  # a folder over there: nothing is read from a folder of that name here
+        if isinstance(case, str):
+            facts["case_there"] = sentence(case)
         fault = replace(
             made.fault, device=f"rank {seat}", message=shortened(made.fault.message, len(made.fault.message)),
             evidence=facts,
