@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.data import Dataset, Subset
 
 from holdfast.data.generators import NAMES, Watch, capture, restore, same
 from holdfast.data.loader import Loader
+from holdfast.data.loader_child import Ticket, fetch_here
 from holdfast.data.sample_order import sample_seeds
 from holdfast.data.sample_seeding import Twister
 from holdfast.state import rng
@@ -325,3 +327,33 @@ def test_a_subset_is_looked_through_and_a_subclass_is_not() -> None:
     inner = Subset(Subset(dataset, range(3, LENGTH)), [4, 2, 0])
     assert torch.cat(list(Loader(inner, 2)))[:, 0].tolist() == [7.0, 5.0, 3.0]
     assert torch.cat(list(Loader(Marked(dataset, [1, 2]), 2)))[:, 0].tolist() == [101.0, 102.0]
+
+
+class Counted(Dataset[torch.Tensor]):
+    """Draws nothing; the reads of all processes are counted, each by a byte of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with open(self.path, "ab") as file:
+            file.write(b"x")
+        return torch.tensor([float(index)])
+
+
+def test_a_loader_process_reads_samples_that_draw_nothing_once(tmp_path: Path) -> None:
+    """It was forked from a process that had read some, and its generators are seeded anew."""
+    loader = Loader(Counted(tmp_path / "reads"), batch_size=4, num_workers=1)
+    try:
+        fetch_here(loader._fetcher, Ticket(seed=1, epoch=0, batch=0, samples=np.arange(4)))
+        torch.rand(1)
+        for _ in range(2):
+            for batch in loader.batches(loader.epoch, loader.cursor):
+                loader.advance(batch)
+            loader.finish_epoch()
+    finally:
+        loader.close()
+    assert (tmp_path / "reads").stat().st_size == 4 + 2 * LENGTH

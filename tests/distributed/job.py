@@ -11,7 +11,8 @@ the rank `deaf` ignores SIGTERM, as some scripts do; the samples `bad="5 17"` ca
 the process that reads them; `turn` does each step by hand in a transaction; the loss of the rank `half` is in bfloat16,
 as autocast gives it on a card; `look="1:17"` evaluates on the same data after each epoch, and rank 1 cannot read sample
 17 there; `lacks="1:8"` has rank 1 use an operator at step 8 that only the CPU has; `rounds` has updates on a device
-other than the CPU differ in the last bit, and each rank write to `seen` which weights it begins each step with.
+other than the CPU differ in the last bit, and each rank write to `seen` which weights it begins each step with; the
+process that rank `caught="1:8"` has first never comes back from the exchange of step 8.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def train(
     half: int = -1,
     lacks: str = "",
     rounds: bool = False,
+    caught: str = "",
 ) -> None:
     torch.manual_seed(3)
     if session.rank == deaf and session.run.generation < 2:
@@ -124,6 +126,8 @@ def train(
 
             if str(session._position.step + 1) in wait.split():
                 _wait(session, Path(seen) / f"go-{session._position.step + 1}")
+            if caught == f"{session.rank}:{session._position.step + 1}" and session.run.generation < 2:
+                torch.distributed.all_gather = lambda *_: time.sleep(1e6)
             if session.rank == fail:
                 raise ValueError("this rank does not like the data")
             if rounds:

@@ -78,6 +78,23 @@ def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path: Path) -> None:
     assert reasons == {"a spare process takes its place, the others stay"}
 
 
+def test_a_rank_that_stays_in_a_group_that_is_gone_is_replaced(tmp_path: Path) -> None:
+    """Its connections are ended, and it waits on inside of the exchange all the same."""
+    with Launched(tmp_path, 3, wait="8", caught="1:8", **{"watchdog.floor": "2s"}) as launch:
+        launch.until(lambda: launch.waits_for(8, 3))
+        before = {each.rank: each.pid for each in launch.ranks()}
+        launch.go(8)
+        launch.until(lambda: any(each.rank == 1 and each.beat.phase.label == "peers" for each in launch.ranks()))
+        launch.kill(0)
+        launch.until(lambda: (now := launch.roster()) is not None and {*now.pids.values()}.isdisjoint([before[1]]))
+        now = launch.roster()
+        assert now is not None and before[2] in now.pids.values()
+        receipt = launch.finish()["receipt"]
+    assert receipt["steps"] == 30 and receipt["steps_lost"] == 0
+    assert receipt["faults"] == {"killed": 1, "hang": 1}
+    assert launch.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
+
+
 @pytest.mark.all
 def test_a_spare_goes_on_where_the_only_rank_was(tmp_path: Path) -> None:
     """Nobody else has its state in memory, and nothing is on disk yet."""

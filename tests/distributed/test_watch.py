@@ -37,14 +37,13 @@ def _beat(phase: Phase, silence: float) -> Beat:
         (Phase.BACKWARD, 4.0, False, False),
         (Phase.BACKWARD, 6.0, False, True),
         (Phase.PEERS, 600.0, False, False),  # it waits because another one hangs
-        (Phase.PEERS, 6.0, True, True),  # unless it was stopped itself
-        (Phase.PEERS, 4.0, True, False),
+        (Phase.PEERS, 2.0, True, True),  # unless it was stopped itself
         (Phase.SETUP, 60.0, False, False),
         (Phase.SETUP, 60.0, True, True),
     ],
 )
 def test_who_hangs(phase: Phase, silence: float, stopped: bool, hangs: bool) -> None:
-    seen = Seen(1, 4242, _beat(phase, silence), stopped)
+    seen = Seen(1, 4242, _beat(phase, silence), stopped, 1.1 if stopped else 0.0)
     waiting = Seen(0, 4241, _beat(Phase.PEERS, silence + 1))
     assert [each.rank for each, _ in hung([waiting, seen], {}, WATCHDOG)] == ([1] if hangs else [])
 
@@ -63,8 +62,13 @@ def test_a_rank_that_waits_inside_of_backward_is_not_the_one_that_hangs(
     other: Phase, attempt: int, stopped: bool, hung_ranks: list[int]
 ) -> None:
     waits = Seen(0, 4241, replace(_beat(Phase.BACKWARD, 8.0), attempt=7))
-    hangs = Seen(1, 4242, replace(_beat(other, 8.0), attempt=attempt), stopped)
+    hangs = Seen(1, 4242, replace(_beat(other, 8.0), attempt=attempt), stopped, 1.1 if stopped else 0.0)
     assert [each.rank for each, _ in hung([waits, hangs], {}, WATCHDOG)] == hung_ranks
+
+
+def test_a_job_that_was_stopped_as_a_whole_and_goes_on_has_no_hang() -> None:
+    resumed = Seen(1, 4242, _beat(Phase.BACKWARD, 3600.0), stopped=True, stopped_s=0.1)
+    assert hung([resumed], {}, WATCHDOG) == []
 
 
 def test_a_process_that_cannot_be_killed_and_a_rank_that_begins_hide_no_hang() -> None:

@@ -121,12 +121,14 @@ class Watch:
         else:
             self._before = {name: before[name] for name in NAMES if name not in used} if used else before
         self._looks = _looks.copy()
+        self.now: States = {}
+        """The states when `found` looked last."""
 
     def found(self) -> set[str]:
         """Those used since; looking again costs a few microseconds."""
-        looked, looks, found = self._looks, _looks, set()
+        looked, looks, found, states = self._looks, _looks, set(), self.now
         for name, state in self._before.items():
-            now = _CAPTURE[name]()
+            now = states[name] = _CAPTURE[name]()
             if looks[name] != looked[name] or not (now is state or same(state, now)):
                 found.add(name)
         return found
@@ -209,3 +211,8 @@ def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _lookouts = _Lookouts()
+
+
+def keep_lookouts() -> None:
+    """For a process that does nothing but read samples: the functions are not put back after each batch."""
+    _lookouts.install()

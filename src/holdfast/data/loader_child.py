@@ -1,11 +1,11 @@
 """What a loader child does: one ticket in, one parcel out, with every random number fixed by the ticket.
 
     fetcher = Fetcher(dataset, collate_fn=None)
-    fetcher[Ticket(seed=7, epoch=0, batch=3, samples=...)]      # in a child: a Parcel, never an exception
+    fetcher[Ticket(seed=7, epoch=0, batch=3, samples=...)]      # in a child: a Parcel once sent, never an exception
     fetch_here(fetcher, ticket)                                 # in this process: the value itself
 
-A batch is pickled here and not by the queue that carries it: that queue pickles in a background thread, which
-drops what it cannot pickle, so that the batch would never arrive and nobody would know why.
+The queue that carries a batch pickles in a background thread, while the next batch is read. That thread drops what it
+cannot pickle, so that the batch would never arrive and nobody would know why: `Unsent` sends the error instead.
 An error in the user's dataset is carried over whole: its type, its arguments, its attributes, its traceback.
 """
 
@@ -33,7 +33,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_colla
 from holdfast.base.errors import UserError
 from holdfast.base.scratch import note_child
 from holdfast.data.collation import odd_ones
-from holdfast.data.generators import States, Watch, capture_all, give_back, seed
+from holdfast.data.generators import States, Watch, capture_all, give_back, keep_lookouts, seed
 from holdfast.data.sample_marks import IDLE, NOWHERE, Place
 from holdfast.data.sample_order import Indices, collate_seeds, sample_seeds
 from holdfast.data.sample_seeding import DrewMore, Seeding
@@ -76,6 +76,23 @@ class Parcel(NamedTuple):
     seconds: float
     failure: Failure | None
     payload: bytes
+
+
+class Unsent:
+    """A batch that was read. It becomes a Parcel when it is pickled."""
+
+    def __init__(self, fetcher: Fetcher, batch: int, seconds: float, value: Any) -> None:
+        self.fetcher = fetcher
+        self.batch = batch
+        self.seconds = seconds
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            payload, failure = self.fetcher.packed(self.value), None
+        except Exception as error:
+            payload, failure = pack_error(error), _SENDING
+        return Parcel, (self.batch, self.seconds, failure, payload)
 
 
 class _DrewEarly(Exception):
@@ -121,6 +138,8 @@ class Fetcher:
         """The global generators that the dataset or the collate function has used: they are seeded for each sample."""
         self.by_value = False
         """Send tensors through the pipe: slower, but needs neither shared memory nor file descriptors."""
+        self._states: States | None = None
+        """In a child: the generators after the last batch, if it drew from none of them. Nobody else draws there."""
         self.progress: Any = None
         """Shared with the parent: the sample each child is at. What a crash leaves here names its sample."""
         self.failure = Failure("send")
@@ -128,40 +147,57 @@ class Fetcher:
 
     def __getstate__(self) -> dict[str, Any]:
         """For a loader process that is not forked: the arrays are the memory of the tensors, and made anew there."""
-        return {**vars(self), "_table": None, "_arrays": []}
+        return {**vars(self), "_table": None, "_arrays": [], "_states": None}
+
+    def begin_in_child(self) -> None:
+        """What the process it was forked from knew of its generators does not count here: they were seeded anew."""
+        self._states = None
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, ticket: Ticket) -> Parcel:
+    def __getitem__(self, ticket: Ticket) -> Unsent | Parcel:
         """What torch's loop in the child calls."""
         info = get_worker_info()
         at = NOWHERE if info is None or self.progress is None else self._place(info.id)
         began = time.monotonic()
-        failure = None
         try:
-            payload = self._packed(ticket, at)
+            value = self._fetched(ticket, at)
         except Exception as error:
-            payload, failure = pack_error(error), self.failure
-        at[0] = IDLE
-        return Parcel(ticket.batch, time.monotonic() - began, failure, payload)
+            return Parcel(ticket.batch, time.monotonic() - began, self.failure, pack_error(error))
+        finally:
+            at[0] = IDLE
+        return Unsent(self, ticket.batch, time.monotonic() - began, value)
 
     def _place(self, slot: int) -> Place:
         """Where this child writes at which sample it is."""
         return memoryview(self.progress).cast("B").cast("q")[slot : slot + 1]
 
-    def _packed(self, ticket: Ticket, at: Place) -> bytes:
+    def _fetched(self, ticket: Ticket, at: Place) -> Any:
         if not self.by_value:
             try:
-                return _dumps(self.fetch(ticket, at))
+                return self.fetch(ticket, at, self._states)
             except (OSError, RuntimeError) as error:
-                if not _is_shortage(error):
-                    raise
-                log.warning("batches go by value, without shared memory: %s", error)
-                self.by_value = True
+                self._go_by_value(error)
         # default_collate of a loader child builds the batch in shared memory; elsewhere it does not.
         with _not_a_loader_child():
-            return pickle.dumps(self.fetch(ticket, at), protocol=pickle.HIGHEST_PROTOCOL)
+            return self.fetch(ticket, at)
+
+    def packed(self, value: Any) -> bytes:
+        """A batch as it goes through the pipe."""
+        if not self.by_value:
+            try:
+                return _dumps(value)
+            except (OSError, RuntimeError) as error:
+                self._go_by_value(error)
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def _go_by_value(self, error: Exception) -> None:
+        """What there is too little of is not needed from here on; another error is raised again."""
+        if not _is_shortage(error):
+            raise error
+        log.warning("batches go by value, without shared memory: %s", error)
+        self.by_value = True
 
     def fetch(self, ticket: Ticket, at: Place = NOWHERE, before: States | None = None) -> Any:
         """The value of one batch. Leaves the generators that the dataset uses seeded, and the others as they are.
@@ -190,6 +226,7 @@ class Fetcher:
                 if raised is not None:
                     raise raised
                 self.quiet = True
+                self._states = None if self.used else watch.now
                 return value
             self.used |= found  # at most three times: once more, with these generators seeded for each sample
 
@@ -462,10 +499,12 @@ class Start:
         if sys.platform == "linux":
             _die_with_parent(self.parent)
         note_child()
+        keep_lookouts()
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, Fetcher):  # the script's code looks for its own dataset there
             about: dict[str, Any] = {"id": info.id, "num_workers": info.num_workers, "seed": info.seed}
             set_worker_info(new_worker_info(**about, dataset=info.dataset.dataset))
+            info.dataset.begin_in_child()
         if self.init is not None:
             self.init(worker_id)
 

@@ -120,7 +120,7 @@ class Member:
     begun: float = 0.0
     """When its process was asked for."""
     lost: float | None = None
-    """When it lost a process that was in the roster; None once it has another that is ready."""
+    """When it lost a process that was in the roster, -inf if nobody waits for another one; None once that is ready."""
     pause_until: float = 0.0
 
 

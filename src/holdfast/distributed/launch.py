@@ -22,7 +22,7 @@ from holdfast.base.processes import KILL
 from holdfast.distributed import roster
 from holdfast.distributed.agent import PATIENCE, Agent
 from holdfast.distributed.job import Job
-from holdfast.distributed.rank_watch import Boards, Seen, hung
+from holdfast.distributed.rank_watch import STOPPED, Boards, LeftBehind, Seen, hung
 from holdfast.distributed.share_keeper import SLOW, Policy
 from holdfast.distributed.stragglers import Stragglers
 from holdfast.record.receipt import Accounts
@@ -49,6 +49,7 @@ class Launch:
         self.face = face
         self.stop_signal: int | None = None
         self._boards = Boards(job)
+        self._left_behind = LeftBehind(job)
         self._known: dict[int, dict[Phase, PhaseTimes]] = {}
         self._last: dict[int, Seen] = {}
         self._strangers: dict[int, float] = {}
@@ -96,7 +97,9 @@ class Launch:
         if self.stop_signal is not None:
             self._boards.request_stop()
             self.agent.wind_down()
-        for each, why in hung(seen, self._known, self.settings.watchdog, self.agent.elsewhere):
+        watchdog = self.settings.watchdog
+        behind = self._left_behind.look(seen, watchdog.floor)
+        for each, why in [*hung(seen, self._known, watchdog, self.agent.elsewhere), *behind]:
             self._end(each, why)
         if self._due("strangers", _BEAT):
             self._look_for_strangers({each.pid for each in seen})
@@ -130,7 +133,7 @@ class Launch:
 
     def _look_for_strangers(self, known: set[int]) -> None:
         """Ranks that were stopped before they had a board."""
-        now, floor = time.monotonic(), self.settings.watchdog.floor
+        now = time.monotonic()
         stopped = set()
         for pid in self.agent.pids:
             info = processes.inspect(pid)
@@ -138,7 +141,7 @@ class Launch:
                 stopped.add(pid)
         self._strangers = {pid: self._strangers.get(pid, now) for pid in stopped}
         for pid, since in self._strangers.items():
-            if now - since > floor:
+            if now - since > STOPPED:
                 processes.send_group(pid, KILL)
 
     def _beat(self, seen: list[Seen]) -> None:

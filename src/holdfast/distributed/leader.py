@@ -18,6 +18,7 @@ and the agent over there ends them.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import signal
 import socket
@@ -411,8 +412,8 @@ class LeaderAgent(RankAgent):
             self._asked_for.discard(member.seat)
             if member.pid:
                 roster.forget(self.job, member.pid)
-            if member.ready:
-                member.lost = now
+            if self._number:  # the others go on without it at once, also if it is back in a second
+                member.lost = -math.inf
             self.job.note(f"away-{member.seat}", {"why": f"{machine.name}: {why}"})
             member.pid, member.ready, member.strikes = 0, False, 0
         for each in self._members:

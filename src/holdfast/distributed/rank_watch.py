@@ -4,22 +4,30 @@
     hung(seen, known, settings.watchdog)               # [(seen, "stopped by a signal for 6 s")]
 
 A rank that waits for the others is silent because one of them is: it is never the one that hangs, unless it was
-stopped itself. Ranks may also wait inside of forward and backward, where a wrapper exchanges numbers; so a rank is not
-judged while another one is behind it. All others are judged as the worker of an ordinary run is
-(supervisor/watchdog.py).
+stopped itself, or still waits in a group that all others have left (`LeftBehind`). Ranks may also wait inside of
+forward and backward, where a wrapper exchanges numbers; so a rank is not judged while another one is behind it. All
+others are judged as the worker of an ordinary run is (supervisor/watchdog.py).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from holdfast.base import processes
 from holdfast.base.board import Beat, Board, Phase
 from holdfast.base.human import duration
+from holdfast.distributed import roster
 from holdfast.distributed.job import Job
 from holdfast.run.setting_groups import WatchdogSettings
 from holdfast.supervisor.watchdog import Known, allowed_silence
+
+STOPPED = 1.0
+"""Seconds from which on a stopped process counts as one that nobody will let go on. If all processes of a job were
+stopped and are let go on, as some batch systems do, that takes a moment."""
+_NEXT = 1.0
+"""Seconds for a rank to find that the one it waited for is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,8 @@ class Seen:
     beat: Beat
     stopped: bool = False
     """By SIGSTOP or the like: the kernel does not run it."""
+    stopped_s: float = 0.0
+    """For how long it was seen so, at every look."""
 
 
 class Boards:
@@ -39,20 +49,26 @@ class Boards:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._open: dict[tuple[int, int], Board] = {}
+        self._stopped: dict[int, float] = {}
+        """Since when each process was seen stopped."""
 
     def look(self) -> list[Seen]:
         """Every rank whose process lives."""
         found = self.job.boards()
         for key in [key for key in self._open if key not in found]:
             self._open.pop(key).close(unlink=False)
-        seen = []
+        seen, before, now = [], self._stopped, time.monotonic()
+        self._stopped = {}
         for (rank, pid), path in sorted(found.items()):
             info = processes.inspect(pid)
             if not processes.exists(pid) or (info is not None and info.state == "Z"):
                 continue
             board = self._board(rank, pid, path)
+            stopped = info is not None and info.state == "T"
+            if stopped:
+                self._stopped[pid] = before.get(pid, now)
             if board is not None:
-                seen.append(Seen(rank, pid, board.read(), info is not None and info.state == "T"))
+                seen.append(Seen(rank, pid, board.read(), stopped, now - self._stopped.get(pid, now)))
         return seen
 
     def _board(self, rank: int, pid: int, path: object) -> Board | None:
@@ -91,13 +107,47 @@ def hung(
     last = min([*map(_place, in_step), *([] if elsewhere is None else [elsewhere])], default=(0, 0))
     for each in seen:
         beat = each.beat
-        if each.stopped and beat.silence > settings.floor:
+        if each.stopped_s > STOPPED:
             found.append((each, f"stopped by a signal for {duration(beat.silence)}"))
         elif not each.stopped and beat.phase is not Phase.PEERS and (each not in in_step or _place(each) <= last):
             limit = allowed_silence(beat, known.get(each.rank, {}), settings)
             if beat.silence > limit:
                 found.append((each, f"silent for {duration(beat.silence)} in {beat.phase.label}"))
     return found
+
+
+class LeftBehind:
+    """Ranks that the newest roster counts on, and that are still inside of an exchange of a group before.
+
+    Their connections were ended when that group broke. gloo may wait on all the same (seen once, torch 2.12); then only
+    another process can take such a rank's place.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._newest = 0
+        self._due = 0.0
+
+    def look(self, seen: Iterable[Seen], floor: float) -> list[tuple[Seen, str]]:
+        """One that has not come in the time in which a silence is never called a hang.
+
+        One at a time: another one may wait for it, and comes by itself when it is gone.
+        """
+        now = roster.read(self.job)
+        if now is None:
+            return []
+        clock = time.monotonic()
+        if now.number != self._newest:
+            self._newest, self._due = now.number, clock + floor
+        if clock <= self._due:
+            return []
+        for each in seen:
+            rank = now.rank_of(each.pid)
+            late = rank is not None and roster.port_of(self.job, now.number, rank) is None
+            if late and each.beat.phase is Phase.PEERS and each.beat.silence > floor:
+                self._due = clock + _NEXT
+                return [(each, f"waits for {duration(each.beat.silence)} in a group that the others have left")]
+        return []
 
 
 def _in_step(seen: Iterable[Seen]) -> list[Seen]:

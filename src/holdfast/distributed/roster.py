@@ -213,14 +213,19 @@ def gather(job: Job, rank: int, ranks: int, number: int, *, launcher: int, port:
     `port` is that of the store that rank 0 serves, and what all get.
     """
     say_here(job, number, rank, port)
-    while not all(_here(job, number, each).exists() for each in range(ranks)):
-        now = read(job)
-        if now is None or now.number != number:
-            raise ConnectionError("another rank was lost while the ranks met")
-        if job.outcome is not None or not runs(launcher):
-            raise ConnectionError("the run is over, or the agent is gone: nobody replaces a rank that is lost")
+    missing, known, looked = list(range(ranks)), None, 0.0
+    while missing := [each for each in missing if not _here(job, number, each).exists()]:
+        found = _version(job.path / _NAME)
+        if found != known:
+            known, now = found, read(job)
+            if now is None or now.number != number:
+                raise ConnectionError("another rank was lost while the ranks met")
         if _left(job, number).exists():
             raise ConnectionError("a machine was lost while the ranks met")
+        if time.monotonic() - looked >= _LOOK:
+            looked = time.monotonic()
+            if job.outcome is not None or not runs(launcher):
+                raise ConnectionError("the run is over, or the agent is gone: nobody replaces a rank that is lost")
         time.sleep(_NAP)
     return port_of(job, number, 0) or 0
 
