@@ -400,6 +400,14 @@ def test_a_far_rank_without_an_agreed_snapshot_takes_all_back_to_where_the_launc
     assert made is not None and made.undone == Undone(3, 2, sequence=0, step=40)
 
 
+def test_a_new_process_with_the_number_of_an_old_one_has_no_past(far: Any) -> None:
+    ladders, job, _ = far
+    ladders.ended(3, 77, an_answer(), generation=5, host="m1")
+    ladders.wants_to_leave(77)
+    ladders.began(3, 77, "cpu")
+    assert rank_ladder.answer(job, 77) is None and not ladders.leaves(77) and ladders.device_of(3) == "cpu"
+
+
 @pytest.mark.parametrize(
     "bad",
     [{"fault": {"kind": "no such"}}, {"move": {"action": "fly", "rung": 0}}, {"before": 7}, {"undone": {"seat": "x"}}],

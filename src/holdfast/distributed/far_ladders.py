@@ -48,6 +48,7 @@ class FarLadders:
     def began(self, seat: int, pid: int, device: str) -> None:
         self._devices[seat] = shortened(device)
         self._leaving.discard(pid)
+        rank_ladder.forget(self._job, pid)
 
     def device_of(self, seat: int) -> str:
         """Empty if no ladder is kept for this seat."""

@@ -78,6 +78,12 @@ def note_answer(job: Job, pid: int, made: Answer) -> None:
     job.note(f"answer-{pid}", dataclass_json.write(made))
 
 
+def forget(job: Job, pid: int) -> None:
+    """A new process has this number: nothing is known of it, whatever was of another one that had it before."""
+    for name in ("answer", "told"):
+        job.forget(f"{name}-{pid}")
+
+
 def say_told(job: Job, pid: int, folder: Path) -> None:
     """The fault of that process is in the journal, with its evidence in this folder: the verdict may follow."""
     job.note(f"told-{pid}", {"folder": str(folder)})
@@ -272,6 +278,7 @@ class RankLadder:
     def started(self, number: int, pid: int) -> None:
         seat = self._seats.get(number)
         if seat is not None:
+            forget(self.job, pid)
             seat.pid, seat.mail = pid, Mail(self.job, number, pid)
             seat.close_board()
 
