@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from holdfast.state import layout
+from holdfast.state import layout, pages
 from holdfast.state.layout import (
     LOSS,
     META,
@@ -244,7 +244,7 @@ def test_layout_needs_no_torch() -> None:
 
 
 def _snapshot(at: str, *, weights: bytes = b"abcd", epoch: int = 1) -> bytearray:
-    plan = layout.plan([("model.weight", "U8", (4,))])
+    plan = layout.plan([("model.weight", "U8", (len(weights),))])
     data = bytearray(plan.total_bytes)
     data[: plan.data_start] = plan.header
     data[plan.span("model.weight")] = weights
@@ -260,3 +260,15 @@ def test_two_snapshots_of_one_state_differ_in_their_place_alone(kind: type) -> N
     assert not layout.same_state(epoch, kind(_snapshot("end", weights=b"abcx")))
     assert not layout.same_state(epoch, kind(_snapshot("end", epoch=2)))
     assert not layout.same_state(epoch, kind(bytes(len(epoch))))
+
+
+@pytest.mark.parametrize("place", [0, 70, 127])
+def test_a_large_state_is_compared_in_pieces_by_several_threads(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    monkeypatch.setattr(pages, "PIECE", 16)
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    weights = bytes(range(128))
+    other = bytearray(weights)
+    epoch, end = (bytearray(_snapshot(name, weights=weights)) for name in ("epoch", "end"))
+    assert layout.same_state(epoch, end)
+    other[place] ^= 1
+    assert not layout.same_state(epoch, bytearray(_snapshot("end", weights=bytes(other))))

@@ -13,7 +13,7 @@ import pytest
 from holdfast.base.errors import UserError
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
-from holdfast.state import slot_preparation
+from holdfast.state import pages
 from holdfast.state.slot_memory import Memory
 from holdfast.state.slot_preparation import Preparation
 from holdfast.state.slots import HEADER, LARGE, Arena, Slot
@@ -85,7 +85,7 @@ def test_slots_without_room_are_left_out_and_two_are_needed(monkeypatch: pytest.
         calls.append(at)
         return 0 if len(calls) <= given else errno.EFAULT
 
-    monkeypatch.setattr(slot_preparation, "_populate", lambda: populate)
+    monkeypatch.setattr(pages, "adviser", lambda advice: populate)
     arena = Arena.create(LARGE, slots=4, later=True)
     ready = Preparation(arena)
     with ready._changed:

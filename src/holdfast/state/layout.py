@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from holdfast.state import pages
+
 META = "holdfast.meta"
 LOSS = "holdfast.loss"
 NO_LOSS = -3.4028234663852886e38
@@ -243,15 +245,29 @@ def same_state(one: Buffer, other: Buffer) -> bool:
         entries, start = parse_header(left)
         if not _equal(left, right, 0, start):
             return False
+        tensors = []
         for entry in entries:
             if entry.name == META:
                 if _without_place(_meta_at(left, start, entry)) != _without_place(_meta_at(right, start, entry)):
                     return False
-            elif entry.name != LOSS and not _equal(left, right, start + entry.start, start + entry.stop):
-                return False
+            elif entry.name != LOSS:
+                tensors.append((start + entry.start, start + entry.stop))
     except BadHeader:
         return False
-    return True
+    parts = [part for run in _joined(tensors) for part in pages.pieces(*run)]
+    with pages.hands() as pool:
+        return all(pool.map(lambda part: _equal(left, right, *part), parts))
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those that follow each other as one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if found and found[-1][1] == start:
+            found[-1] = found[-1][0], stop
+        else:
+            found.append((start, stop))
+    return found
 
 
 def _without_place(meta: dict[str, Any]) -> dict[str, Any]:

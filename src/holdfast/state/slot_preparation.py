@@ -17,20 +17,14 @@ import contextlib
 import ctypes
 import errno
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from holdfast.state import pages
 from holdfast.state.slots import LARGE, LEAST, Arena, Slot, no_room
-
-_POPULATE_WRITE = 23
-"""madvise: find, clear and map the pages now, as if they were written, without changing what they hold (Linux 5.14)."""
-PIECE = 256 << 20
-"""Bytes that one thread asks for at once."""
-MOST_HANDS = 4
 
 
 class Preparation:
@@ -104,8 +98,7 @@ class Preparation:
 
     def _work(self) -> None:
         order = sorted(self.arena.slots, key=lambda slot: slot.age)  # the newest snapshot's slot comes last
-        hands = max(1, min(MOST_HANDS, (os.cpu_count() or 1) // 4))
-        with ThreadPoolExecutor(hands) as pool:
+        with pages.hands() as pool:
             for slot in order:
                 with self._changed:
                     self._changed.wait_for(lambda: self._given_up or len(self._ready) < self._target)
@@ -133,14 +126,14 @@ class Preparation:
             return
         held = ctypes.c_char.from_buffer(slot.memory)
         try:
-            populate = _populate()
+            populate = pages.adviser(pages.POPULATE_WRITE)
             if populate is None:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(slot.fd, 0, size)
                 return
             at = ctypes.addressof(held)
-            pieces = [(at + start, min(PIECE, size - start)) for start in range(0, size, PIECE)]
-            for code in pool.map(lambda piece: 0 if self._given_up else populate(*piece), pieces):
+            asked = [(at + start, stop - start) for start, stop in pages.pieces(0, size)]
+            for code in pool.map(lambda piece: 0 if self._given_up else populate(*piece), asked):
                 if code == errno.EINVAL:  # an older kernel
                     os.posix_fallocate(slot.fd, 0, size)
                     return
@@ -148,16 +141,3 @@ class Preparation:
                     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         finally:
             del held
-
-
-def _populate() -> Callable[[int, int], int] | None:
-    """A call that maps pages for writing and returns an error number; it lets other threads run meanwhile."""
-    if sys.platform != "linux":
-        return None
-    madvise: Any = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-    def call(at: int, size: int) -> int:
-        return ctypes.get_errno() if madvise(at, size, _POPULATE_WRITE) else 0
-
-    return call

@@ -18,7 +18,6 @@ import contextlib
 import errno
 import mmap
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from holdfast.base.errors import UserError, from_json
 from holdfast.base.files import remove
 from holdfast.base.folders import Folder, open_growing
 from holdfast.run.messages import SlotsAt
+from holdfast.state import pages
 
 HEADER = 4096
 LARGE = 64 << 20
@@ -41,10 +41,6 @@ LEAST = 2
 PATIENCE = 0.2
 """Seconds a worker waits for a slot somebody holds before it takes it anyway: a keeper may have died with it."""
 _MAGIC = 0x484F4C44534C4F54  # "HOLDSLOT"
-_POPULATE_READ, _REMOVE = (22, 9) if sys.platform == "linux" else (None, None)
-"""Advice for memory; mmap has names for these in newer versions of Python alone."""
-_AT_ONCE = 64 << 20
-"""Bytes for which advice is given in one call. The interpreter's lock is held meanwhile."""
 
 
 _turnstile = threading.Lock()
@@ -221,20 +217,18 @@ class Slot:
         """Before all of a large snapshot is read: its pages become this process's at once. One by one, when each is
         read for the first time, they take twice as long as the disk that they are written to."""
         if size >= LARGE and self.in_memory:
-            self._advise(_POPULATE_READ, size)
+            self._advise(pages.POPULATE_READ, size)
 
     def empty(self) -> None:
         """Give the memory back, though others have it open. The slot holds nothing any more."""
         self.undo()
         if self.capacity >= LARGE and self.in_memory:
-            self._advise(_REMOVE, self.capacity)
+            self._advise(pages.REMOVE, self.capacity)
 
-    def _advise(self, advice: int | None, size: int) -> None:
-        if advice is None:
-            return
-        with contextlib.suppress(OSError, ValueError):  # an older kernel, or it was closed meanwhile
-            for at in range(HEADER, HEADER + size, _AT_ONCE):
-                self.memory.madvise(advice, at, min(_AT_ONCE, HEADER + size - at))
+    def _advise(self, advice: int, size: int) -> None:
+        """An older kernel may not know it: then nothing is gained."""
+        with contextlib.suppress(ValueError):  # it was closed meanwhile
+            pages.advise(self.memory, advice, HEADER, HEADER + size)
 
     def close(self) -> None:
         self.words.release()
