@@ -254,7 +254,7 @@ def _fill(machines: Machines, number: int, folder: Path) -> None:
 def test_the_disk_of_the_run_folder_is_full(tmp_path: Path) -> None:
     """It trains on and says that nothing is saved; the end of the run cannot be saved either."""
     with Machines(2, share=[tmp_path]) as machines:
-        launch = Several(machines, tmp_path, 2, wait="8 16", start=False, snapshot="1", **{"checkpoint.every": "1s"})
+        launch = Several(machines, tmp_path, 2, wait="8 16", start=False, snapshot="1", **{"checkpoint.every": "1ms"})
         machines.disk(0, launch.home(0), megabytes=4)
         with launch:
             for each in range(2):

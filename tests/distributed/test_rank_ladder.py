@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +11,6 @@ import pytest
 import torch
 
 from holdfast.base import processes
-from holdfast.cli.launch import NOT_WATCHED
 from holdfast.cli.run_facts import Look
 from holdfast.cli.runs import page
 from holdfast.data.sample_order import permutation
@@ -23,9 +18,7 @@ from holdfast.devices.ledger import Ledger
 from holdfast.distributed import rank_devices
 from holdfast.injection import ailments
 from holdfast.injection.ailments import Ailment
-from holdfast.run.folder import list_runs
 from tests.distributed.launched import Launched, alone
-from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.skipif(processes.portable() or not Path("/dev/shm").is_dir(), reason="needs fork and /dev/shm"),
@@ -236,30 +229,3 @@ def test_the_devices_of_ranks() -> None:
     assert planned("cuda", 2, 2, []) == ["cuda:0", "cuda:1"]
     assert planned("cuda:1", 2, 2, cards) == ["cuda:1", "cuda:1"]
     assert torch.device(planned("cpu", 1, 1, cards)[0]).type == "cpu"
-
-
-def test_the_record_says_that_devices_are_not_watched_on_several_machines(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    script = tmp_path / "waits.py"
-    script.write_text("def train(session):\n    pass\n")
-    command = [sys.executable, "-m", "holdfast", "launch", "--nproc", "1", "--nodes", "2", "--device", "pretend"]
-    launch = subprocess.Popen(
-        [*command, "--master", f"127.0.0.1:{port}", str(script), f"run.folder={tmp_path / 'runs'}", "--json"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, ailments.VARIABLE: str(ailments.write(tmp_path / "pretend.json", []))},
-    )
-
-    def notes() -> list[str]:
-        events = [event for run in list_runs(tmp_path / "runs") for event in run.events()]
-        return [str(event.data.get("text")) for event in events if event.kind == "note"]
-
-    try:
-        assert wait_until(lambda: NOT_WATCHED in notes() or launch.poll() is not None)
-        launch.terminate()  # the other machine never comes
-        launch.wait(100.0)
-        assert notes().count(NOT_WATCHED) == 1
-    finally:
-        launch.kill()
-        launch.wait()

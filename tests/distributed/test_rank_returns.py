@@ -207,7 +207,7 @@ def test_without_an_agreed_snapshot_all_go_back_to_where_the_launch_began(tmp_pa
     for sequence, slot in enumerate(arena.slots[:2], 7):
         slot.begin(sequence)
         slot.commit(sequence=sequence, step=40 + sequence, generation=3, size=8)
-    made = rank_undo.decide(job, seat=1, generation=3)
+    made = rank_undo.note(job, rank_undo.find(job, seat=1, generation=3))
     assert made == rank_undo.Undone(1, 3, sequence=0, step=40) and not made.agreed
     rank_undo.give_up([made], memory)
     assert memory.newest() is None

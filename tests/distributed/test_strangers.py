@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.base import processes
-from holdfast.distributed.job import Job
+from holdfast.base import dataclass_json, processes
+from holdfast.distributed import rank_devices, rank_ladder, roster
+from holdfast.distributed.agent import Member
+from holdfast.distributed.job import GONE, Job
 from holdfast.distributed.leader import _STRANGERS, LeaderAgent
 from holdfast.distributed.machine_agent import MachineAgent
 from holdfast.distributed.machine_link import (
+    AnswerAgain,
     Challenge,
     Hello,
     MachineLink,
@@ -29,7 +32,14 @@ from holdfast.distributed.machine_link import (
     Welcome,
     proof,
 )
+from holdfast.distributed.rank_ladder import Answer, RankLadder
+from holdfast.distributed.rank_undo import Undone
 from holdfast.distributed.torchrun import Wanted
+from holdfast.faults.classification import Fault, Kind
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
+from holdfast.run.folder import RunFolder
+from holdfast.run.settings import Settings
 
 pytestmark = pytest.mark.all
 """Closing a leader takes two seconds, for each of these tests."""
@@ -48,7 +58,8 @@ class Leading:
         wanted = Wanted(1, nodes=2, least=least, patience=patience)
         self.agent = LeaderAgent(
             self.job, wanted, ["train", str(folder / "none.py")], dict(os.environ), folder / "ranks.log",
-            server=self.server, own=OWN, token=TOKEN, run="run", floor=1.0, patience=patience, say=self.said.append,
+            server=self.server, own=OWN, token=TOKEN, run=RunFolder(folder / "run"), floor=1.0, patience=patience,
+            say=self.said.append,
         )  # fmt: skip
 
     def until(self, holds: Callable[[], Any]) -> None:
@@ -358,3 +369,45 @@ def test_no_process_is_left_of_a_fork_during_which_the_connection_was_lost(tmp_p
     finally:
         processes.send(nursery, signal.SIGCONT)
         joining.close()
+
+
+def test_what_a_ladder_has_decided_is_told_again_after_a_new_connection(tmp_path: Path) -> None:
+    """The process of the rank ended while nothing arrived any more: the first machine has to hear of wrong numbers."""
+    joining = Joining(tmp_path)
+    seat, pid = 1, 4194305  # no process has this number
+    ladder = RankLadder(joining.job, None, Settings.load({}), devices=["pretend:0"], seats=[seat])
+    joining.agent._ladder = ladder
+    wrong = Fault(Kind.WRONG_NUMBERS, "pretend:0", step=8)
+    try:
+        first = joining.welcome()
+        assert joining.until(lambda: joining.agent._greeted)
+        ladder.starting(seat)
+        ladder.started(seat, pid)
+        joining.job.accuse(seat, pid, "lost", fault=wrong.to_json())
+        joining.agent._ended(Member(seat, machine=1, local=0, pid=pid), 76)
+        first.close()
+        second = joining.welcome()
+        second.trusted = True
+        heard: list[Any] = []
+        assert joining.until(lambda: heard.extend(second.pump()) or AnswerAgain in map(type, heard))
+        (again,) = [one for one in heard if isinstance(one, AnswerAgain)]
+        assert (again.seat, again.pid, again.answer["after"]) == (seat, pid, "cpu")
+        assert again.answer["undone"]["seat"] == seat and rank_devices.told(joining.job, seat) is not None
+        second.close()
+    finally:
+        joining.close()
+
+
+def test_an_answer_that_comes_late_undoes_what_others_have_committed_since(leading: Leading) -> None:
+    made = Answer(Fault(Kind.WRONG_NUMBERS, "rank 1", step=8), Move(Action.NEXT_RUNG, 1), "cuda:0", "cpu", Undone(1, 2))
+    told = AnswerAgain(1, 77, dataclass_json.write(made))
+    leading.agent._number = 6
+    machine = leading.client()
+    assert machine.hello()["kind"] == "welcome"
+    for each in (dataclasses.replace(told, seat=0), told, told):  # seat 0 is not on that machine
+        machine.sock.sendall(json.dumps(each.to_json()).encode() + b"\n")
+    pid = roster.far(1, 77)
+    leading.until(lambda: rank_ladder.answer(leading.job, pid) is not None)
+    found = rank_ladder.answer(leading.job, pid)
+    assert found is not None and found.fault.device == "rank 1" and found.undone == Undone(1, 6)
+    assert leading.job.noted(f"{GONE}-{pid}")["pid"] == pid, "the rank that writes the journal tells it"

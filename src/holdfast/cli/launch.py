@@ -17,7 +17,7 @@ import argparse
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from holdfast.distributed import interfaces, machines, rank_devices, torchrun
 from holdfast.distributed import launch as launching
 from holdfast.distributed.agent import Agent, RankAgent
 from holdfast.distributed.job import Job
+from holdfast.distributed.leader import seats_of
 from holdfast.distributed.place import CORES, OWN_AGENT
 from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_nursery import Forker
@@ -43,10 +44,6 @@ from holdfast.run.folder import RunFolder, find_run
 from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
 
-NOT_WATCHED = (
-    "with --nodes, ranks stay on their devices: a device that fails is not left for another one, "
-    "and no sentinel looks for wrong numbers"
-)
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
@@ -391,9 +388,10 @@ def _agent(
     if Forker.possible():
         env, log = {**env, **OWN_AGENT}, logs / agents.LOG
         if wanted.nodes > 1:
-            if folder is not None and _has_accelerators(_planned(wanted, order, rank_devices.cards())):
-                say(NOT_WATCHED)
-            return machines.agent_for(wanted, job, folder, order, words, env, log, say=say, preload=preload)
+            ladder = _ladder(wanted, job, folder, order)
+            return machines.agent_for(
+                wanted, job, folder, order, words, env, log, say=say, preload=preload, ladder=ladder
+            )
         policy, least = Policy.of(order.settings), wanted.least
         begin_beside(job, policy)
         if policy.beside:
@@ -409,7 +407,7 @@ def _agent(
             spares=wanted.spares,
             ladder=_ladder(wanted, job, folder, order),
             beside=bool(policy.beside),
-            may_shrink=wanted.least is not None and wanted.least < wanted.nproc,
+            may_shrink=wanted.may_shrink,
         )
     run_id = "holdfast" if folder is None or wanted.nodes > 1 else folder.name
     host, port = interfaces.split(wanted.master, torchrun.PORT)
@@ -418,23 +416,14 @@ def _agent(
 
 
 def _ladder(wanted: torchrun.Wanted, job: Job, folder: RunFolder | None, order: Order) -> RankLadder | None:
-    """None where all ranks are on the CPU: there is no other device to go to."""
+    """For the seats of this machine. None where all of its ranks are on the CPU: there is no other device to go to."""
     cards = rank_devices.cards()
-    devices = _planned(wanted, order, cards)
-    if not _has_accelerators(devices):
-        return None
-    return RankLadder(job, folder, order.settings, devices=devices, cards=cards)
-
-
-def _planned(wanted: torchrun.Wanted, order: Order, cards: Sequence[str]) -> list[str]:
-    """The device of each seat of this machine."""
+    seats = [each.seat for each in seats_of(wanted) if each.machine == wanted.node_rank]
     named = list(Policy.of(order.settings).devices)
-    asked = order.settings.run.device
-    return named or rank_devices.planned(asked, wanted.nproc + wanted.spares, wanted.nproc, cards)
-
-
-def _has_accelerators(devices: Sequence[str]) -> bool:
-    return any(device != "cpu" for device in devices)
+    devices = named or rank_devices.planned(order.settings.run.device, len(seats), wanted.nproc, cards)
+    if all(device == "cpu" for device in devices):
+        return None
+    return RankLadder(job, folder, order.settings, devices=devices, cards=cards, seats=seats)
 
 
 def _words(order: Order) -> list[str]:

@@ -5,6 +5,7 @@
 Outside of the ranks, without torch:
     agent.py, rank_nursery.py                 start the ranks of one machine, and replace the one that is lost
     leader.py, machine_agent.py, machines.py  several machines: the first decides who is in, the others follow
+    far_ladders.py                            what the first machine writes down of the ladders of the others
     machine_link.py, interfaces.py            what machines say to each other, and over which address
     roster.py, rank_devices.py, rank_ladder.py, rank_watch.py, rank_mail.py, rank_undo.py
                                               who belongs to the run, on which device, who hangs, what follows

@@ -36,7 +36,7 @@ from typing import Any, Protocol
 
 from holdfast.base import interpreter, processes
 from holdfast.base.folders import open_growing
-from holdfast.distributed import roster
+from holdfast.distributed import rank_devices, roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import SEAT
 from holdfast.distributed.rank_devices import MOVED
@@ -262,9 +262,8 @@ class RankAgent:
     def _ended(self, member: Member, code: int) -> None:
         self.job.note(f"exit-{member.pid}", {"code": code})
         left = self.job.left(member.seat, member.pid) or {}
-        if self._ladder is not None and not self._ending:
-            waits = left.get("why") == "device" and self._may_shrink  # the others go on, and it tries again later
-            self._ladder.ended(member.seat, member.pid, code, generation=self._number, counts=not waits)
+        if not self._ending and member.machine == self.machine:
+            self._ask_ladder(member, code, left)
         trained = roster.forget(self.job, member.pid) or left.get("why") == MOVED
         was_rank = trained if self._flexible else member.ready
         now = time.monotonic()
@@ -279,6 +278,15 @@ class RankAgent:
         if code:  # those that were through are needed again
             for each in self._members:
                 each.done = False
+
+    def _ask_ladder(self, member: Member, code: int, left: dict[str, Any], *, counts: bool = True) -> None:
+        """Where the next process of this seat is, if this one ended with a fault. `counts`: it was not ended by us."""
+        if self._ladder is not None:
+            # Where the others go on without it, a rank whose device cannot be opened tries again later.
+            counts = counts and not (left.get("why") == "device" and self._may_shrink)
+            stuck = self._ladder.ended(member.seat, member.pid, code, generation=self._number, counts=counts)
+            if stuck is not None and not self._may_shrink:
+                self.job.end({"state": "GAVE_UP", "error": stuck.to_json()})
 
     def _put_off(self, member: Member, now: float, code: int) -> None:
         """Its process was of no use. Where others go on meanwhile, the next one comes later."""
@@ -353,7 +361,7 @@ class RankAgent:
             if now != self._published and not any(map(self._is_coming, self._members)):
                 roster.invite(self.job, self._number)  # one meeting for all that come at about the same time
             # One that is in no group sees by itself that it has to leave.
-            moving = self._ladder is not None and any(map(self._ladder.leaves, self._published))
+            moving = any(map(self._leaves, self._published))
             if moving:
                 roster.invite(self.job, self._number)
             if not roster.asked(self.job, self._number):
@@ -375,10 +383,20 @@ class RankAgent:
                     self._drop_slots(seat)  # the others have committed without it
         pids = {rank: member.pid for rank, member in enumerate(here)}
         seats = tuple(member.seat for member in here)
-        if self._ladder is not None:
-            self._ladder.meets(self._number, seats)
         machines = tuple(member.machine for member in here)
+        devices = self._devices_of(seats)
+        if devices:
+            rank_devices.tell_group(self.job, self._number, devices, machines)
         self._announce(Roster(self._number, pids, seats, self._ranks - len(waiting), machines=machines))
+
+    def _leaves(self, seat: int) -> bool:
+        """Whether the process of this seat has to make room for one on another device."""
+        return self._ladder is not None and self._ladder.leaves(seat)
+
+    def _devices_of(self, seats: Sequence[int]) -> tuple[str, ...]:
+        """What the processes of these seats are on; empty where no ladder is kept, because all are on the CPU."""
+        ladder = self._ladder
+        return () if ladder is None else tuple(ladder.device_of(seat) for seat in seats)
 
     def _announce(self, now: Roster) -> None:
         roster.publish(self.job, now)

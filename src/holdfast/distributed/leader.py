@@ -33,11 +33,13 @@ from holdfast.base import processes
 from holdfast.base.human import duration
 from holdfast.distributed import roster
 from holdfast.distributed.agent import MOST_STRIKES, Member, RankAgent
+from holdfast.distributed.far_ladders import FarLadders
 from holdfast.distributed.job import GONE, Job
 from holdfast.distributed.machine_link import (
     BEHIND_ALL,
     PULSE,
     AllHere,
+    AnswerAgain,
     Challenge,
     DropSlots,
     EndRanks,
@@ -49,11 +51,14 @@ from holdfast.distributed.machine_link import (
     RankBegun,
     RankGone,
     RankHere,
+    RankLeaves,
     RankReady,
     RosterTold,
     RunOver,
     StartRank,
+    TrustTold,
     TurnedAway,
+    VerdictTold,
     Welcome,
     difference,
     is_proof,
@@ -61,9 +66,11 @@ from holdfast.distributed.machine_link import (
     shortened,
 )
 from holdfast.distributed.part_copies import CopyHello, CopyReceiver, CopySender
+from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_watch import Boards, last_place
 from holdfast.distributed.roster import Roster
 from holdfast.distributed.torchrun import Wanted
+from holdfast.run.folder import RunFolder
 from holdfast.run.messages import Message
 
 GREETING = 10.0
@@ -76,6 +83,10 @@ _STRANGERS = 64
 """Connections without a token, at the same time."""
 _SAY_STRANGERS = 60.0
 """Seconds between two lines in the record on somebody who has another token."""
+
+
+OfRank = RankBegun | RankReady | RankLeaves | RankGone | AnswerAgain | TrustTold | VerdictTold
+"""What a machine says of one of its ranks."""
 
 
 @dataclass(slots=True)
@@ -122,14 +133,19 @@ class LeaderAgent(RankAgent):
         server: socket.socket,
         own: Hello,
         token: str,
-        run: str,
+        run: RunFolder,
         floor: float,
         patience: float,
         say: Callable[[str], None],
         preload: Sequence[str] = (),
+        ladder: RankLadder | None = None,
     ) -> None:
+        """`ladder` is that of the ranks of this machine; the others have their own."""
         ranks = wanted.nproc * wanted.nodes
-        super().__init__(job, ranks, words, env, log, preload=preload, least=wanted.least, spares=wanted.spares)
+        super().__init__(
+            job, ranks, words, env, log,
+            preload=preload, least=wanted.least, spares=wanted.spares, ladder=ladder, may_shrink=wanted.may_shrink,
+        )  # fmt: skip
         self._local_ranks = wanted.nproc
         self._members = seats_of(wanted)
         self._machines = {number: Machine(number) for number in range(1, wanted.nodes)}
@@ -137,7 +153,8 @@ class LeaderAgent(RankAgent):
         self._own_hello = own
         self._token = token
         self._launch = secrets.token_hex(8)
-        self._run = run
+        self._run = run.name
+        self._far = FarLadders(job, run)
         self._floor = floor
         self._patience = patience
         self._say = say
@@ -169,6 +186,7 @@ class LeaderAgent(RankAgent):
             self._hear_machine(machine)
         self._pulse()
         super()._once()
+        self._far.tell()
         self._tell_all_here()
         if self.job.outcome is not None and not self._told_over:
             self._told_over = True
@@ -334,16 +352,32 @@ class LeaderAgent(RankAgent):
         elif isinstance(message, RankHere):
             if message.number == self._number:
                 roster.say_here(self.job, message.number, message.rank, message.port)
-        elif isinstance(message, RankBegun | RankReady | RankGone):
+        elif isinstance(message, OfRank):
             member = next((each for each in self._members if each.seat == message.seat), None)
             if member is not None and member.machine == machine.number:
                 self._heed_rank(machine, member, message)
 
-    def _heed_rank(self, machine: Machine, member: Member, message: RankBegun | RankReady | RankGone) -> None:
+    def _heed_rank(self, machine: Machine, member: Member, message: OfRank) -> None:
+        if isinstance(message, TrustTold):
+            self._far.heard(member.seat, 0, message, host=machine.host)
+            return
         pid = roster.far(machine.number, message.pid)
-        if isinstance(message, RankBegun):
+        if isinstance(message, VerdictTold):
+            self._far.heard(member.seat, pid, message, host=machine.host)
+        elif isinstance(message, RankLeaves):
+            self._far.wants_to_leave(pid)
+        elif isinstance(message, AnswerAgain):
+            new = self._far.ended(
+                member.seat, pid, message.answer, generation=self._number, host=machine.host, late=True
+            )
+            if new is not None:
+                self._note_gone(machine, str(pid), member.seat, 0.0, {"pid": pid})
+            if new is not None and new.undone is not None:  # where the group goes on without that machine, it stays
+                self._break_group()  # until the ranks from there come: then all go back
+        elif isinstance(message, RankBegun):
             self._asked_for.discard(member.seat)
             member.pid, member.ready = pid, False
+            self._far.began(member.seat, pid, message.device)
         elif isinstance(message, RankReady):
             roster.say_ready(self.job, pid)
         elif member.pid == pid or not member.pid:
@@ -353,7 +387,9 @@ class LeaderAgent(RankAgent):
                 roster.say_trained(self.job, pid)
             if message.left is not None:
                 self.job.accuse(member.seat, pid, **{"why": "", **message.left})
+            self._far.ended(member.seat, pid, message.answer, generation=self._number, host=machine.host)
             told = {"left": message.left, "step": message.step, "phase": message.phase, "code": message.code}
+            told["pid"] = pid
             if message.code:
                 self._note_gone(machine, str(pid), member.seat, message.silence, told)
             self._ended(member, message.code)
@@ -456,8 +492,18 @@ class LeaderAgent(RankAgent):
         for number, machine in self._machines.items():
             if machine.link is not None:
                 pids = {str(rank): roster.as_seen_on(number, pid) for rank, pid in now.pids.items()}
-                machine.link.send(RosterTold(now.number, pids, now.seats, now.wanted, now.machines, connect))
+                devices = self._devices_of(now.seats)
+                machine.link.send(RosterTold(now.number, pids, now.seats, now.wanted, now.machines, connect, devices))
         super()._announce(now)
+
+    def _leaves(self, seat: int) -> bool:
+        return super()._leaves(seat) or self._far.leaves(self._published[seat])
+
+    def _devices_of(self, seats: Sequence[int]) -> tuple[str, ...]:
+        """A machine whose ranks are all on the CPU keeps no ladder."""
+        own = super()._devices_of(seats) or [""] * len(seats)
+        found = tuple(mine or self._far.device_of(seat) for mine, seat in zip(own, seats, strict=True))
+        return tuple(each or "cpu" for each in found) if any(found) else ()
 
     def _drop_slots(self, seat: int) -> None:
         machine = self._machines.get(self._members[seat].machine)
@@ -529,19 +575,26 @@ class LeaderAgent(RankAgent):
         while links and time.monotonic() < deadline:
             for link in list(links):
                 with contextlib.suppress(LinkLost):
-                    for _ in link.pump():
-                        pass
+                    self._hear_last_words(link)
                     link.check()
                     link.pulse(None)
                     continue
                 links.remove(link)  # it has heard, and closed the connection
             time.sleep(0.02)
+        self._far.tell(last=True)
         for machine in self._machines.values():
             if machine.link is not None:
                 machine.link.close()
         for stranger in self._strangers:
             stranger.link.close()
         self._boards.close()
+
+    def _hear_last_words(self, link: MachineLink) -> None:
+        """Verdicts that a machine has reached when its ladders were closed."""
+        machine = next(each for each in self._machines.values() if each.link is link)
+        for message in link.pump():
+            if isinstance(message, TrustTold | VerdictTold):
+                self._heed(machine, message)
 
 
 def _placed(outcome: dict[str, Any], where: str) -> dict[str, Any]:

@@ -5,10 +5,13 @@
         agent.look(0.1)
 
 What the ranks of this machine write to the folder of their job is told to the leader (leader.py), and what the leader
-says is written there. When the connection is lost, the ranks of this machine end at once: the others go on without
-them or wait, and no step is possible without the first machine. Their snapshots stay. The agent tries to connect again
-for `patience` seconds. It gives up sooner if the first machine answers and nobody listens there: then the launch over
-there has ended. What it has in memory is written to disk before it gives up.
+says is written there. This machine judges its own ranks: their ladders and the ledger of their devices are here
+(rank_ladder.py), and the leader hears what is decided.
+
+When the connection is lost, the ranks of this machine end at once: the others go on without them or wait, and no step
+is possible without the first machine. Their snapshots stay. The agent tries to connect again for `patience` seconds. It
+gives up sooner if the first machine answers and nobody listens there: then the launch over there has ended. What it has
+in memory is written to disk before it gives up.
 """
 
 from __future__ import annotations
@@ -18,20 +21,22 @@ import secrets
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import processes
+from holdfast.base import dataclass_json, processes
 from holdfast.base.board import Board
 from holdfast.base.human import duration
-from holdfast.distributed import roster
+from holdfast.distributed import rank_devices, rank_ladder, roster
 from holdfast.distributed.agent import Member, RankAgent
 from holdfast.distributed.job import Job
 from holdfast.distributed.machine_link import (
     BEHIND_ALL,
     AllHere,
+    AnswerAgain,
     Challenge,
     DropSlots,
     EndRanks,
@@ -43,6 +48,7 @@ from holdfast.distributed.machine_link import (
     RankBegun,
     RankGone,
     RankHere,
+    RankLeaves,
     RankReady,
     RosterTold,
     RunOver,
@@ -51,8 +57,10 @@ from holdfast.distributed.machine_link import (
     Welcome,
     is_proof,
     proof,
+    shortened,
 )
 from holdfast.distributed.part_copies import CopySender, open_copies
+from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_watch import Boards, last_place
 from holdfast.distributed.roster import Roster
 from holdfast.run.messages import Message
@@ -61,6 +69,8 @@ _TRY = 0.5
 """Seconds between two tries to connect."""
 _CONNECT = 2.0
 """Seconds for one try."""
+_MOST_ANSWERS = 16
+"""Decisions of ladders that are told again after a new connection: those of more processes than end in a moment."""
 _WELCOME = 10.0
 """Seconds from a connection to the welcome; the leader waits as long for the token."""
 
@@ -83,9 +93,13 @@ class MachineAgent(RankAgent):
         say: Callable[[str], None],
         rescue: Callable[[], tuple[str, str] | None],
         preload: Sequence[str] = (),
+        ladder: RankLadder | None = None,
+        may_shrink: bool = False,
     ) -> None:
         """`rescue` writes the newest state to disk; it returns a sentence and the command to go on with."""
-        super().__init__(job, hello.nproc, words, env, log, preload=preload, least=0)
+        super().__init__(
+            job, hello.nproc, words, env, log, preload=preload, least=0, ladder=ladder, may_shrink=may_shrink
+        )
         self.machine = hello.machine
         self._members: list[Member] = []
         self._address = address
@@ -114,6 +128,10 @@ class MachineAgent(RankAgent):
         self._seats: set[int] = set()
         """Those that have been on this machine."""
         self._copies: CopySender | None = None
+        self._told_to_end = False
+        """The leader has ended the ranks: what becomes of them is no fault of a device."""
+        self._answers: deque[AnswerAgain] = deque(maxlen=_MOST_ANSWERS)
+        """What ladders have decided. A connection may be lost before the leader has heard of it."""
 
     @property
     def over(self) -> bool:
@@ -136,6 +154,8 @@ class MachineAgent(RankAgent):
             self._connect_again()
         else:
             self._talk(self._link)
+        if self._ladder is not None:
+            self._ladder.tick()
         self._start_missing()
         if self._link is not None:
             self._report(self._link)
@@ -180,6 +200,10 @@ class MachineAgent(RankAgent):
             self._greeted = link.trusted = True
             self._members = [each for each in self._members if each.pid]  # the leader asks for ranks anew
             self._hello = replace(self._hello, launch=message.launch)
+            if self._ladder is not None:
+                self._ladder.name_run(shortened(message.run))
+            for answer in self._answers:
+                link.send(answer)
             self._refused = None
         elif self._greeted:
             self._obey(message)
@@ -199,6 +223,8 @@ class MachineAgent(RankAgent):
             self._now = Roster(
                 message.number, pids, message.seats, message.wanted, message.machines, connect=message.connect
             )
+            if message.devices:
+                rank_devices.tell_group(self.job, message.number, message.devices, message.machines)
             roster.publish(self.job, self._now)
         elif isinstance(message, AllHere):
             for rank in range(message.ranks):
@@ -210,6 +236,7 @@ class MachineAgent(RankAgent):
         elif isinstance(message, RunOver):
             self.job.end(message.outcome)
         elif isinstance(message, EndRanks):
+            self._told_to_end = True
             self._signal_ranks(processes.KILL if message.kill else signal.SIGTERM)
 
     # -- ranks ---------------------------------------------------------------------------------------------
@@ -229,6 +256,9 @@ class MachineAgent(RankAgent):
         pid = member.pid
         self.job.note(f"exit-{pid}", {"code": code})
         trained = roster.forget(self.job, pid)
+        left = self.job.left(member.seat, pid)
+        ended_here = not self._greeted or self._told_to_end or self._ending  # with the connection, or with the run
+        self._ask_ladder(member, code, left or {}, counts=not ended_here)
         path = self.job.boards().get((member.seat, pid))
         step, phase, silence = 0, "", 0.0
         if path is not None:
@@ -237,19 +267,27 @@ class MachineAgent(RankAgent):
             step, phase, silence = beat.at or 0, beat.phase.label, beat.silence
             board.close(unlink=True)
         member.pid, member.ready, member.done = 0, False, True  # not started again by us
+        answer = rank_ladder.answer(self.job, pid)
+        said = None if answer is None else dataclass_json.write(answer)
+        if said is not None:
+            self._answers.append(AnswerAgain(member.seat, pid, said))
         if self._link is not None and self._greeted:
-            left = self.job.left(member.seat, pid)
-            self._link.send(RankGone(member.seat, pid, code, trained, left, step, phase, silence))
+            if said is not None and left is not None:  # the fault is in the answer
+                left = {name: value for name, value in left.items() if name != "fault"}
+            self._link.send(RankGone(member.seat, pid, code, trained, left, step, phase, silence, said))
         self._members = [each for each in self._members if each is not member]
 
     def _report(self, link: MachineLink) -> None:
         """What the ranks have written since the last look, each thing once."""
         for member in self._members:
             if member.pid and self._is_news("begun", member.seat, member.pid):
-                link.send(RankBegun(member.seat, member.pid))
+                link.send(RankBegun(member.seat, member.pid, self._device_of(member.seat)))
             if member.pid and not member.ready and roster.is_ready(self.job, member.pid):
                 member.ready = True
                 link.send(RankReady(member.seat, member.pid))
+            if member.pid and self._leaves(member.seat) and self._is_news("leaves", member.seat, member.pid):
+                link.send(RankLeaves(member.seat, member.pid))
+        self._tell_of_devices(link)
         now = self._now
         if now is not None:
             if roster.asked(self.job, now.number) and self._is_news("asked", now.number, 0):
@@ -261,6 +299,14 @@ class MachineAgent(RankAgent):
         outcome = self.job.outcome
         if outcome is not None and self._is_news("over", 0, 0):
             link.send(RunOver(outcome))
+
+    def _device_of(self, seat: int) -> str:
+        return "" if self._ladder is None else self._ladder.device_of(seat)
+
+    def _tell_of_devices(self, link: MachineLink) -> None:
+        """What this machine thinks of the devices of its ranks. It is kept while there is no connection."""
+        while self._ladder is not None and self._ladder.outbox and self._greeted:
+            link.send(self._ladder.outbox.popleft())
 
     def _is_news(self, kind: str, first: int, second: int) -> bool:
         key = (kind, first, second)
@@ -366,5 +412,6 @@ class MachineAgent(RankAgent):
         if self._copies is not None:
             self._copies.end()
         if self._link is not None:
+            self._tell_of_devices(self._link)
             self._link.close(wait=1.0)
         self._boards.close()

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.base.human import duration
+from holdfast.faults.blame import Verdict
 from holdfast.run.messages import Message, received
 
 PULSE = 0.5
@@ -43,6 +44,8 @@ _GREETING_LINE = 1 << 13
 """Bytes of a line, at most; from somebody who has not shown the token, of all that is read."""
 _SHORT = 64
 """Characters of a word that another machine says of itself, in a sentence."""
+_LONG = 2000
+"""Characters of a sentence of another machine."""
 BEHIND_ALL = (-1, 0)
 """The place of a rank (rank_watch.py) about which nothing is known: whoever waits may wait for it."""
 
@@ -130,6 +133,16 @@ class StartRank(Message):
 class RankBegun(Message):
     seat: int
     pid: int
+    device: str = ""
+    """Empty if nobody keeps a ladder for it there: all ranks of that machine are on the CPU."""
+
+
+@dataclass(frozen=True)
+class RankLeaves(Message):
+    """The next process of this rank is to be on another device: all are to leave their group at the next commit."""
+
+    seat: int
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,41 @@ class RankGone(Message):
     step: int = 0
     phase: str = ""
     silence: float = 0.0
+    answer: dict[str, Any] | None = None
+    """What its ladder has decided (rank_ladder.py), if it ended with a fault."""
+
+
+@dataclass(frozen=True)
+class AnswerAgain(Message):
+    """After a new connection: what a ladder has decided before, of which the leader may not have heard."""
+
+    seat: int
+    pid: int
+    answer: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TrustTold(Message):
+    """What a machine thinks of the device of one of its ranks, for the journal."""
+
+    seat: int
+    text: str
+    device: str = ""
+    state: str = ""
+    suspicion: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class VerdictTold(Message):
+    """Whose fault the end of a process was, for the journal and the evidence."""
+
+    seat: int
+    pid: int
+    verdict: Verdict
+    host: str
+    device: str
+    code: str = ""
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -162,6 +210,8 @@ class RosterTold(Message):
     wanted: int
     machines: tuple[int, ...]
     connect: float
+    devices: tuple[str, ...] = ()
+    """By rank; empty where all are on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -231,9 +281,14 @@ def is_proof(given: str, token: str, side: str, own: str, other: str) -> bool:
     return hmac.compare_digest(given, proof(token, side, own, other))
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = _SHORT) -> str:
     """What another machine says of itself, fit for a sentence in the record."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text[:_SHORT])
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:most])
+
+
+def sentence(text: str) -> str:
+    """What another machine says of its devices, as one line of the record."""
+    return shortened(text, _LONG)
 
 
 def difference(own: Hello, other: Hello) -> str | None:

@@ -29,6 +29,7 @@ from holdfast.distributed.leader import LeaderAgent
 from holdfast.distributed.machine_agent import MachineAgent
 from holdfast.distributed.machine_link import Hello
 from holdfast.distributed.place import MACHINE
+from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rescue import rescue
 from holdfast.distributed.torchrun import PORT, Wanted
 from holdfast.run.folder import RunFolder
@@ -54,7 +55,9 @@ def agent_for(
     *,
     say: Callable[[str], None],
     preload: Sequence[str],
+    ladder: RankLadder | None,
 ) -> Agent:
+    """`ladder`: of the ranks of this machine; None if all of them are on the CPU."""
     host, port = interfaces.split(wanted.master, PORT)
     env = {**env, **environment(wanted, host)}
     hello, token = _hello(wanted, order), os.environ.get(TOKEN, "")
@@ -70,8 +73,8 @@ def agent_for(
             ) from None
         return LeaderAgent(
             job, wanted, words, env, log,
-            server=server, own=hello, token=token, run=folder.name, floor=floor, patience=patience, say=say,
-            preload=preload,
+            server=server, own=hello, token=token, run=folder, floor=floor, patience=patience, say=say,
+            preload=preload, ladder=ladder,
         )  # fmt: skip
 
     def save() -> tuple[str, str] | None:
@@ -80,6 +83,7 @@ def agent_for(
     return MachineAgent(
         job, (host, port), hello, words, env, log,
         token=token, floor=floor, patience=patience, say=say, rescue=save, preload=preload,
+        ladder=ladder, may_shrink=wanted.may_shrink,
     )  # fmt: skip
 
 

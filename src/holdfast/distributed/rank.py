@@ -561,6 +561,8 @@ def _run_script(
     from holdfast.worker.session import Run, Session
 
     folder = link.run.path if hasattr(link, "run") else Path(place.run or os.curdir)
+    if place.stays and place.run is None:  # the first machine keeps the run folder
+        folder = _folder_for_runs(settings.run.folder, link.job)
     described = Run(order.facts.path.stem, folder, settings.run.seed, place.restarts, link.newest() is not None)
     session = Session(
         link, run=described, rungs=[Rung(told.device)], rung=0, settings=settings, device=device, peers=group
@@ -599,6 +601,16 @@ def _run_script(
         sample_marks.end()
         if place.stays:
             session._abandon()
+
+
+def _folder_for_runs(root: str | Path, job: Job) -> Path:
+    """That of this machine, for operators that disagreed with the CPU; the job's where there can be none."""
+    folder = Path(root).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return job.path
+    return folder
 
 
 def _where(place_in_script: str | None, place: Place) -> str:

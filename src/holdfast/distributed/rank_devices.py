@@ -1,4 +1,4 @@
-"""Which device each rank of this machine is on: the agent decides it, the ranks read it. No torch.
+"""Which device each rank is on: the agent of its machine decides it, the ranks read it. No torch.
 
     tell(job, 2, Told("cuda:2"))                       # the agent, before it starts a process for seat 2
     told(job, 2).device                                # that process; None where no ladder is kept
@@ -72,9 +72,9 @@ def told(job: Job, seat: int) -> Told | None:
     return dataclass_json.read_strictly(Told, found) if found else None
 
 
-def tell_group(job: Job, number: int, devices: Sequence[str]) -> None:
-    """By rank."""
-    job.note(_group(number), {"devices": list(devices)})
+def tell_group(job: Job, number: int, devices: Sequence[str], machines: Sequence[int] = ()) -> None:
+    """By rank. `machines`: where each rank is; empty where all are on this one."""
+    job.note(_group(number), {"devices": list(devices), "machines": list(machines)})
     job.forget(_group(number - 2))
 
 
@@ -86,7 +86,9 @@ def of_group(job: Job, number: int) -> list[str]:
 def over_gloo(job: Job, number: int) -> bool:
     """NCCL needs a card for each rank: with a rank on the CPU, or two on one card, all exchange over gloo."""
     devices = of_group(job, number)
-    return len(set(devices)) < len(devices) or "cpu" in devices
+    machines = job.noted(_group(number)).get("machines") or [0] * len(devices)
+    places = set(zip(machines, devices, strict=False))  # two machines may each have a card of one name
+    return len(places) < len(devices) or "cpu" in devices
 
 
 def mixed(job: Job, number: int) -> bool:

@@ -10,6 +10,9 @@
 A rank is to its ladder what a run in one process is: the rules of faults (faults/ladder.py), trust, probes and the
 ledger (supervisor/device_trust.py) are the same, with a list of rungs for each seat. The others keep their processes.
 What is decided is noted in the job's folder. The rank that writes the journal tells it after the fault it belongs to.
+
+Of several machines each judges its own ranks, with its own ledger. One that does not keep the run folder gathers what
+it has to say in `outbox`; its agent sends that to the first machine (far_ladders.py), which writes it into the journal.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,11 +28,14 @@ from typing import Any
 
 from holdfast.base import dataclass_json
 from holdfast.base.board import Beat, Board
+from holdfast.base.errors import GaveUp
 from holdfast.devices.ledger import Ledger
 from holdfast.distributed import rank_devices, rank_undo
 from holdfast.distributed.job import Job
+from holdfast.distributed.machine_link import TrustTold, VerdictTold
 from holdfast.distributed.rank_devices import IN_PARTS, Told
 from holdfast.distributed.rank_mail import Mail
+from holdfast.distributed.rank_undo import Undone
 from holdfast.faults.blame import Blame, Case, Verdict, judge
 from holdfast.faults.classification import Fault, Kind, classify_exit
 from holdfast.faults.ladder import Move, Rung
@@ -42,8 +49,10 @@ from holdfast.run.settings import Settings
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.fault_history import FaultHistory
 
-_TICK = 0.1
+TICK = 0.1
 """Seconds between two looks at boards and mail."""
+_MOST_WAITING = 256
+"""Messages for the first machine that are kept while there is no connection; older ones go."""
 _CPU = "cpu"
 
 
@@ -55,6 +64,8 @@ class Answer:
     move: Move
     before: str
     after: str
+    undone: Undone | None = None
+    """After wrong numbers: where all go back to."""
 
 
 def answer(job: Job, pid: int) -> Answer | None:
@@ -63,9 +74,25 @@ def answer(job: Job, pid: int) -> Answer | None:
     return dataclass_json.read_strictly(Answer, found) if found else None
 
 
+def note_answer(job: Job, pid: int, made: Answer) -> None:
+    job.note(f"answer-{pid}", dataclass_json.write(made))
+
+
+def forget(job: Job, pid: int) -> None:
+    """A new process has this number: nothing is known of it, whatever was of another one that had it before."""
+    for name in ("answer", "told"):
+        job.forget(f"{name}-{pid}")
+
+
 def say_told(job: Job, pid: int, folder: Path) -> None:
     """The fault of that process is in the journal, with its evidence in this folder: the verdict may follow."""
     job.note(f"told-{pid}", {"folder": str(folder)})
+
+
+def told_in(job: Job, pid: int) -> Path | None:
+    """Where the evidence of that process's fault is; None while the fault is not in the journal."""
+    folder = job.noted(f"told-{pid}").get("folder")
+    return Path(folder) if isinstance(folder, str) else None
 
 
 def fault_of(
@@ -100,18 +127,50 @@ class _Folder:
 
 @dataclass(slots=True)
 class _Teller:
-    """Events of one rank in the journal of the run."""
+    """Events of one rank in the journal of the run, or on the way to it."""
 
     run: RunFolder | None
     seat: int
+    outbox: deque[TrustTold | VerdictTold]
 
     def emit(self, what: str, /, **data: Any) -> None:
+        """What is thought of a device."""
         if self.run is None:  # the first machine keeps the run folder; the ledger is here
+            fields = {name: data[name] for name in ("device", "state", "suspicion") if name in data}
+            self.outbox.append(TrustTold(self.seat, str(data.get("text", "")), **fields))
             return
-        if isinstance(data.get("text"), str):
-            data["text"] = f"rank {self.seat}, {data['text']}"
-        with contextlib.suppress(OSError):
-            self.run.append(Event.now(what, **data, rank=self.seat))
+        append_trust(self.run, self.seat, what, data)
+
+
+def append_trust(run: RunFolder, seat: int, what: str, data: dict[str, Any]) -> None:
+    """What is thought of the device of this rank, into the journal. A rank of another machine has a `host`."""
+    if isinstance(data.get("text"), str):
+        who = f"rank {seat} on {data['host']}" if "host" in data else f"rank {seat}"
+        data = {**data, "text": f"{who}, {data['text']}"}
+    with contextlib.suppress(OSError):
+        run.append(Event.now(what, **data, rank=seat))
+
+
+def append_verdict(run: RunFolder, told: VerdictTold, folder: Path) -> None:
+    """A verdict into the journal, and to the evidence of its fault in this folder."""
+    said = replace(told.verdict, why=f"rank {told.seat} ({told.device} on {told.host}): {told.verdict.why}")
+    with contextlib.suppress(OSError):
+        evidence.add_verdict(folder, {**said.to_json(), "sentence": said.sentence()})
+    with contextlib.suppress(OSError):
+        run.append(
+            Event.now(
+                "verdict",
+                step=told.step,
+                code=told.code,
+                device=told.device,
+                host=told.host,
+                blame=said.blame.value,
+                repeatable=said.repeatable,
+                sentence=said.sentence(),
+                folder=str(folder),
+                rank=told.seat,
+            )
+        )
 
 
 @dataclass(slots=True)
@@ -163,24 +222,34 @@ class RankLadder:
     """The ladders of all seats of one machine."""
 
     def __init__(
-        self, job: Job, run: RunFolder | None, settings: Settings, *, devices: Sequence[str], cards: Sequence[str] = ()
+        self,
+        job: Job,
+        run: RunFolder | None,
+        settings: Settings,
+        *,
+        devices: Sequence[str],
+        cards: Sequence[str] = (),
+        seats: Sequence[int] | None = None,
     ) -> None:
-        """`devices` by seat; `cards` are all there are, of which a rank may take one that no other has."""
+        """`devices` by seat; `cards` are all there are, of which a rank may take one that no other has. `seats`: their
+        numbers, where those of other machines come before them. `run` is None where another machine keeps it."""
         self.job = job
         self.host = platform.node() or "this machine"
         self.ledger = Ledger()
+        self.outbox: deque[TrustTold | VerdictTold] = deque(maxlen=_MOST_WAITING)
+        """For the first machine; empty on that one."""
         self._verdicts: list[tuple[_Seat, int, Fault, Verdict]] = []
         """Reached, and told once the fault itself is in the journal."""
         self._looked = 0.0
         self._run = run
-        name = run.name if run is not None else "a run of several machines"
-        self._seats: list[_Seat] = []
-        for seat, device in enumerate(devices):
+        self._folder = _Folder(run.name if run is not None else "a run of several machines")
+        self._seats: dict[int, _Seat] = {}
+        for seat, device in zip(range(len(devices)) if seats is None else seats, devices, strict=True):
             free = [card for card in cards if card not in devices and _kind(card) == _kind(device)]
             rungs = [Rung(each) for each in dict.fromkeys([device, *free, _CPU])]
-            context = SeatContext(_Rungs(rungs), settings, _Teller(run, seat), _Folder(name))
-            self._seats.append(_Seat(seat, context, self.ledger))
-        for each in self._seats:
+            context = SeatContext(_Rungs(rungs), settings, _Teller(run, seat, self.outbox), self._folder)
+            self._seats[seat] = _Seat(seat, context, self.ledger)
+        for each in self._seats.values():
             each.trusting.begin()
             self._keep_apart(each)
 
@@ -191,19 +260,27 @@ class RankLadder:
             ways = range(seat.context.rung, len(seat.context.plan.rungs))
             seat.context.rung = next((rung for rung in ways if rung not in barred), seat.context.rung)
 
+    def name_run(self, name: str) -> None:
+        """The first machine has said which run this is: the ledger names it."""
+        self._folder.name = name
+
     # -- processes -----------------------------------------------------------------------------------------
 
     def starting(self, number: int) -> None:
         """A process for this seat is about to be started: the ledger knows before the device does."""
-        seat = self._seats[number]
+        seat = self._seats.get(number)
+        if seat is None:  # the first machine has more seats for this one than were asked for here
+            return
         seat.before, seat.device = seat.device, seat.context.device
         seat.trusting.entering()
         self._tell(seat)
 
     def started(self, number: int, pid: int) -> None:
-        seat = self._seats[number]
-        seat.pid, seat.mail = pid, Mail(self.job, number, pid)
-        seat.close_board()
+        seat = self._seats.get(number)
+        if seat is not None:
+            forget(self.job, pid)
+            seat.pid, seat.mail = pid, Mail(self.job, number, pid)
+            seat.close_board()
 
     def _tell(self, seat: _Seat) -> None:
         came_back = seat.before == _CPU and seat.device != _CPU
@@ -212,23 +289,26 @@ class RankLadder:
             seat.told = said
             rank_devices.tell(self.job, seat.number, said)
 
-    def meets(self, roster: int, seats: Sequence[int]) -> None:
-        """The processes of these seats build a group: all of them know on which devices they are."""
-        rank_devices.tell_group(self.job, roster, [self._seats[seat].device for seat in seats])
+    def device_of(self, number: int) -> str:
+        """That the process of this seat was started on; empty if nobody keeps a ladder for it."""
+        seat = self._seats.get(number)
+        return "" if seat is None else seat.device
 
     def leaves(self, number: int) -> bool:
         """Whether the process of this seat has to make room for one on another device, at the next commit."""
-        seat = self._seats[number]
-        return bool(seat.pid) and seat.device != seat.context.device
+        seat = self._seats.get(number)
+        return seat is not None and bool(seat.pid) and seat.device != seat.context.device
 
     # -- faults --------------------------------------------------------------------------------------------
 
-    def ended(self, number: int, pid: int, code: int, *, generation: int, counts: bool = True) -> None:
+    def ended(self, number: int, pid: int, code: int, *, generation: int, counts: bool = True) -> GaveUp | None:
         """A process of this seat has ended: the next one is on the device that the ladder says.
 
-        One that does not count is no fault of its device.
+        One that does not count is no fault of its device. Returns why no other process would get further.
         """
-        seat = self._seats[number]
+        seat = self._seats.get(number)
+        if seat is None:
+            return None
         beat = self._look(seat)
         self._read_mail(seat)
         if seat.mail is not None:
@@ -237,38 +317,56 @@ class RankLadder:
         seat.close_board()
         left = self.job.left(number, pid)
         fault = fault_of(self.job, number, pid, left, device=seat.device, exit_code=lambda: code) if code else None
-        if fault is not None and counts:
-            self._answer(seat, pid, _placed(fault, beat), generation)
+        return None if fault is None or not counts else self._answer(seat, pid, _placed(fault, beat), generation)
 
-    def _answer(self, seat: _Seat, pid: int, fault: Fault, generation: int) -> None:
+    def _answer(self, seat: _Seat, pid: int, fault: Fault, generation: int) -> GaveUp | None:
         context, trusting = seat.context, seat.trusting
         if context.device != seat.device:  # it was on its way back to a device, and is lost where it was
             self._note_answer(seat, pid, fault, _same(seat))
-            return
+            return None
         fault = trusting.known_loss(fault)
         self._close_case(seat, fault)
         move = seat.history.ask(fault, probation=trusting.on_probation(), barred=self._barred(seat))
         seat.history.remember(fault, move, counted=False)
         trusting.lost(fault, move)
+        stuck = self._stuck(seat, fault, move)
         if move.action is Action.NEXT_RUNG:
             context.rung = move.rung
         else:  # how often ranks are started anew is counted by the ranks themselves (retry.without_progress)
             move = _same(seat)
+        undone = None
         if fault.kind is Kind.WRONG_NUMBERS:
-            rank_undo.decide(self.job, seat=seat.number, generation=generation)
-        self._note_answer(seat, pid, fault, move)
+            undone = rank_undo.find(self.job, seat=seat.number, generation=generation)
+            if self._run is not None:  # else the first machine notes it, when it hears of this answer
+                undone = rank_undo.note(self.job, undone)
+        self._note_answer(seat, pid, fault, move, undone)
         self._open_case(seat, pid, fault, move)
+        return stuck
 
-    def _note_answer(self, seat: _Seat, pid: int, fault: Fault, move: Move) -> None:
+    def _stuck(self, seat: _Seat, fault: Fault, move: Move) -> GaveUp | None:
+        """A rank that holds a part of the model and has met the same fault in each process: nowhere else can it go."""
+        if move.action not in (Action.GIVE_UP, Action.FAIL) or not self.job.noted(IN_PARTS):
+            return None
+        met = replace(fault, device=f"rank {seat.number}").sentence()
+        return GaveUp(
+            f"{met}, each time, and there is no other card for it on {self.host}",
+            cause=f"it is on {seat.device}; ranks that hold parts of a model (FSDP2) are all on one kind of device",
+            hints=[
+                "`--min-ranks` lets the others go on without it",
+                f"continue with fewer processes: `holdfast launch --resume {self._folder.name}`",
+            ],
+        )
+
+    def _note_answer(self, seat: _Seat, pid: int, fault: Fault, move: Move, undone: Undone | None = None) -> None:
         """As users know it: by the rank, with its host and device."""
         facts = {**fault.evidence, "rank": seat.number, "host": self.host, "device": seat.device}
         named = replace(fault, device=f"rank {seat.number}", evidence=facts)
-        made = Answer(named, move, before=seat.device, after=seat.context.device)
-        self.job.note(f"answer-{pid}", dataclass_json.write(made))
+        made = Answer(named, move, before=seat.device, after=seat.context.device, undone=undone)
+        note_answer(self.job, pid, made)
 
     def _barred(self, seat: _Seat) -> frozenset[int]:
         """Rungs that are not to be used, by what is known of them or because another rank is there."""
-        others = {each.context.device for each in self._seats if each is not seat} - {_CPU}
+        others = {each.context.device for each in self._seats.values() if each is not seat} - {_CPU}
         if self.job.noted(IN_PARTS):  # a mesh of FSDP2 has devices of one kind
             others.add(_CPU)
         rungs = enumerate(seat.context.plan.rungs)
@@ -293,42 +391,32 @@ class RankLadder:
         self._verdicts.append((seat, pid, case.fault, case.verdict()))
 
     def _tell_verdicts(self, *, last: bool = False) -> None:
+        """Where the run folder is kept, each one once the fault it belongs to is in the journal."""
         waiting = []
         for each in self._verdicts:
             seat, pid, fault, verdict = each
-            told = self.job.noted(f"told-{pid}").get("folder")
-            if told is None and not last:
+            folder = told_in(self.job, pid)
+            if self._run is not None and folder is None and not last:
                 waiting.append(each)
                 continue
             seat.trusting.blamed(fault, verdict)
-            if told is None:  # nobody was left to write the fault down
-                continue
-            who = f"rank {seat.number} ({fault.device} on {self.host})"
-            said = replace(verdict, why=f"{who}: {verdict.why}")
-            if isinstance(told, str):
-                with contextlib.suppress(OSError):
-                    evidence.add_verdict(Path(told), {**said.to_json(), "sentence": said.sentence()})
-            seat.context.teller.emit(
-                "verdict",
-                step=fault.step,
-                code=fault.code,
-                device=fault.device,
-                host=self.host,
-                blame=said.blame.value,
-                repeatable=said.repeatable,
-                sentence=said.sentence(),
-                folder=told,
+            said = VerdictTold(
+                seat.number, pid, verdict, self.host, fault.device or "", code=fault.code, step=fault.step
             )
+            if self._run is None:
+                self.outbox.append(said)
+            elif folder is not None:  # else nobody was left to write the fault down
+                append_verdict(self._run, said, folder)
         self._verdicts = waiting
 
     # -- while they train ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """What ranks say about their devices; probes of devices that were left; verdicts."""
-        if time.monotonic() - self._looked < _TICK:
+        if time.monotonic() - self._looked < TICK:
             return
         self._looked = time.monotonic()
-        for seat in self._seats:
+        for seat in self._seats.values():
             self._look(seat)
             self._read_mail(seat)
             seat.trusting.tick()
@@ -370,12 +458,12 @@ class RankLadder:
 
     def close(self, how: str = "finished") -> None:
         """The launch is over."""
-        for seat in self._seats:
+        for seat in self._seats.values():
             self._look(seat)
             self._close_case(seat)
             seat.close_board()
         self._tell_verdicts(last=True)
-        for seat in self._seats:
+        for seat in self._seats.values():
             seat.trusting.close(how)
 
 

@@ -428,6 +428,11 @@ class Writer(LocalLink):
         for path in sorted(self.job.path.glob(f"note-{GONE}-*.json")):
             told = read_json(path) or {}
             path.unlink(missing_ok=True)
+            answer = rank_ladder.answer(self.job, int(told.get("pid", 0)))
+            if answer is not None:
+                self._tell_answer(int(told["seat"]), int(told["pid"]), answer)
+                self._recovering = self._recovering or float(told.get("since", time.monotonic()))
+                continue
             if told.get("seat") is None:
                 fault: Fault | None = Fault(Kind.HANG, str(told.get("machine")), message=str(told.get("why", "")))
             else:
@@ -474,7 +479,9 @@ class Writer(LocalLink):
         rank_ladder.say_told(self.job, pid, folder)
         if moved:
             where = "the CPU" if answer.after == "cpu" else answer.after
-            text = f"rank {seat} moved from {answer.before} to {where} ({answer.fault.sentence()})"
+            spans = self.place.roster is not None and self.place.roster.spans
+            who = f"rank {seat} on {answer.fault.evidence.get('host')}" if spans else f"rank {seat}"
+            text = f"{who} moved from {answer.before} to {where} ({answer.fault.sentence()})"
             self.teller.emit("note", text=text, moved=seat)
 
     def _record(self, fault: Fault, moved: str = "") -> Path:

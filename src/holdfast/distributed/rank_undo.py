@@ -1,6 +1,6 @@
 """Going back to before the numbers of one rank went wrong: all ranks give up the snapshots since then. No torch.
 
-    undone = decide(job, seat=2, generation=5)     # the agent, when that rank has ended
+    note(job, find(job, seat=2, generation=5))     # the agent, when that rank has ended
     known = known_to(group, job)                   # each rank: what the agent of any of them has decided
     give_up(known, memory)                         # each rank, before the ranks agree on where to go on
     news(job, known)                               # the rank that writes: what it has not told yet
@@ -17,7 +17,7 @@ in a group that had the wrong rank in it, so that what is committed afterwards s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from holdfast.base import dataclass_json
@@ -49,8 +49,11 @@ def begin(job: Job, step: int) -> None:
         job.note(_BEGAN, {"step": step})
 
 
-def decide(job: Job, *, seat: int, generation: int) -> Undone:
-    """The last snapshot at which the device of this seat and the CPU agreed. Its process has ended."""
+def find(job: Job, *, seat: int, generation: int) -> Undone:
+    """The last snapshot at which the device of this seat and the CPU agreed. Its process has ended.
+
+    Its slots are on this machine. Where the launch began is known on the first machine alone.
+    """
     best: tuple[int, int] | None = None
     for arena in job.arenas(seat):
         commit = arena.agreed()
@@ -58,9 +61,19 @@ def decide(job: Job, *, seat: int, generation: int) -> Undone:
             best = commit.sequence, commit.step
         for slot in arena.slots:
             slot.close()
-    made = Undone(seat, generation, *(best or (0, int(job.noted(_BEGAN).get("step", 0)))))
+    return Undone(seat, generation, *(best or (0, _began(job))))
+
+
+def note(job: Job, made: Undone) -> Undone:
+    """All ranks are to go back so. Returns it as it was noted, in the folder of the first machine."""
+    if not made.agreed:
+        made = replace(made, step=_began(job))
     job.note(_NOTE, {"all": [*map(dataclass_json.write, _all(job)), dataclass_json.write(made)]})
     return made
+
+
+def _began(job: Job) -> int:
+    return int(job.noted(_BEGAN).get("step", 0))
 
 
 class Exchange(Protocol):

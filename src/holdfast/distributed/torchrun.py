@@ -48,6 +48,11 @@ class Wanted:
     patience: float = 600.0
     """Seconds that machines try to reach each other."""
 
+    @property
+    def may_shrink(self) -> bool:
+        """The user wants the others to go on without a rank whose device cannot be opened."""
+        return self.least is not None and self.least < self.nproc * self.nodes
+
 
 def command_for(wanted: Wanted, words: Sequence[str], run_id: str) -> list[str]:
     """The command line of torchrun; `words` are holdfast's."""
