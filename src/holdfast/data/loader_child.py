@@ -1,11 +1,12 @@
 """What a loader child does: one ticket in, one parcel out, with every random number fixed by the ticket.
 
     fetcher = Fetcher(dataset, collate_fn=None)
-    fetcher[Ticket(seed=7, epoch=0, batch=3, samples=...)]      # in a child: a Parcel once sent, never an exception
+    fetcher[Ticket(seed=7, epoch=0, batch=3, samples=...)]      # in a child: a Parcel, never an exception
     fetch_here(fetcher, ticket)                                 # in this process: the value itself
 
-The queue that carries a batch pickles in a background thread, while the next batch is read. That thread drops what it
-cannot pickle, so that the batch would never arrive and nobody would know why: `Unsent` sends the error instead.
+A batch is pickled here and not by the queue that carries it: that queue pickles in a background thread, which
+drops what it cannot pickle, so that the batch would never arrive and nobody would know why. Nothing would be
+gained by it either: both threads need the interpreter.
 An error in the user's dataset is carried over whole: its type, its arguments, its attributes, its traceback.
 """
 
@@ -78,23 +79,6 @@ class Parcel(NamedTuple):
     payload: bytes
 
 
-class Unsent:
-    """A batch that was read. It becomes a Parcel when it is pickled."""
-
-    def __init__(self, fetcher: Fetcher, batch: int, seconds: float, value: Any) -> None:
-        self.fetcher = fetcher
-        self.batch = batch
-        self.seconds = seconds
-        self.value = value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        try:
-            payload, failure = self.fetcher.packed(self.value), None
-        except Exception as error:
-            payload, failure = pack_error(error), _SENDING
-        return Parcel, (self.batch, self.seconds, failure, payload)
-
-
 class _DrewEarly(Exception):
     """The first sample of a batch used a generator that was not seeded for it."""
 
@@ -156,48 +140,35 @@ class Fetcher:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, ticket: Ticket) -> Unsent | Parcel:
+    def __getitem__(self, ticket: Ticket) -> Parcel:
         """What torch's loop in the child calls."""
         info = get_worker_info()
         at = NOWHERE if info is None or self.progress is None else self._place(info.id)
         began = time.monotonic()
+        failure = None
         try:
-            value = self._fetched(ticket, at)
+            payload = self._packed(ticket, at)
         except Exception as error:
-            return Parcel(ticket.batch, time.monotonic() - began, self.failure, pack_error(error))
-        finally:
-            at[0] = IDLE
-        return Unsent(self, ticket.batch, time.monotonic() - began, value)
+            payload, failure = pack_error(error), self.failure
+        at[0] = IDLE
+        return Parcel(ticket.batch, time.monotonic() - began, failure, payload)
 
     def _place(self, slot: int) -> Place:
         """Where this child writes at which sample it is."""
         return memoryview(self.progress).cast("B").cast("q")[slot : slot + 1]
 
-    def _fetched(self, ticket: Ticket, at: Place) -> Any:
+    def _packed(self, ticket: Ticket, at: Place) -> bytes:
         if not self.by_value:
             try:
-                return self.fetch(ticket, at, self._states)
+                return _dumps(self.fetch(ticket, at, self._states))
             except (OSError, RuntimeError) as error:
-                self._go_by_value(error)
+                if not _is_shortage(error):
+                    raise
+                log.warning("batches go by value, without shared memory: %s", error)
+                self.by_value = True
         # default_collate of a loader child builds the batch in shared memory; elsewhere it does not.
         with _not_a_loader_child():
-            return self.fetch(ticket, at)
-
-    def packed(self, value: Any) -> bytes:
-        """A batch as it goes through the pipe."""
-        if not self.by_value:
-            try:
-                return _dumps(value)
-            except (OSError, RuntimeError) as error:
-                self._go_by_value(error)
-        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-
-    def _go_by_value(self, error: Exception) -> None:
-        """What there is too little of is not needed from here on; another error is raised again."""
-        if not _is_shortage(error):
-            raise error
-        log.warning("batches go by value, without shared memory: %s", error)
-        self.by_value = True
+            return pickle.dumps(self.fetch(ticket, at), protocol=pickle.HIGHEST_PROTOCOL)
 
     def fetch(self, ticket: Ticket, at: Place = NOWHERE, before: States | None = None) -> Any:
         """The value of one batch. Leaves the generators that the dataset uses seeded, and the others as they are.
