@@ -208,7 +208,7 @@ def _run_out(session: holdfast.Session, full: str, tries: list[int], rows: int) 
 
 
 def _among(samples: torch.Tensor, named: str) -> torch.Tensor:
-    return torch.isin(samples, torch.tensor([int(each) for each in named.split()], dtype=samples.dtype))
+    return torch.isin(samples, samples.new_tensor([int(each) for each in named.split()]))
 
 
 def _slips(session: holdfast.Session, glitch: str, folder: Path) -> bool:
