@@ -15,6 +15,7 @@ between two new steps that is longer than three times the median, what is more t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -157,8 +158,10 @@ class Soak:
                     *(f"{each.name} {time.time() - each.stat().st_mtime:.0f} s ago" for each in notes),
                 ]
             for pid in [process.pid, *self.ranks(number)]:
-                state = Path("/proc", str(pid), "status").read_text().partition("State:")[2].split()[0]
-                told = [f"state {state}"]
+                told = []
+                with contextlib.suppress(OSError):
+                    state = Path("/proc", str(pid), "status").read_text().partition("State:")[2].split()[0]
+                    told.append(f"state {state}")
                 if spy.exists():
                     words = [spy, "dump", "--pid", str(pid)]
                     told += subprocess.run(words, capture_output=True, text=True, check=False).stdout.splitlines()

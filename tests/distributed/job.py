@@ -12,7 +12,8 @@ the process that reads them; `turn` does each step by hand in a transaction; the
 as autocast gives it on a card; `look="1:17"` evaluates on the same data after each epoch, and rank 1 cannot read sample
 17 there; `lacks="1:8"` has rank 1 use an operator at step 8 that only the CPU has; `rounds` has updates on a device
 other than the CPU differ in the last bit, and each rank write to `seen` which weights it begins each step with; the
-process that rank `caught="1:8"` has first never comes back from the exchange of step 8; the
+process that rank `caught="1:8"` has first never comes back from the exchange of step 8; `gathers` has the loss of
+each rank depend on the samples of all, as contrastive ones do; the
 samples `nan` hold no numbers, those of `huge` have an infinite loss, and those of `steep` a finite loss with gradients
 that are not; `glitch="1:8"` has rank 1 compute a loss at step 8 that is not finite, once, `glitch="1:8:9"` nine times;
 `ponder="1:0.7"` has rank 1 take so many seconds longer for each part of a step that it computes again; the graph of the
@@ -87,6 +88,7 @@ def train(
     lacks: str = "",
     rounds: bool = False,
     caught: str = "",
+    gathers: bool = False,
     nan: str = "",
     huge: str = "",
     steep: str = "",
@@ -139,6 +141,10 @@ def train(
                 loss = nn.functional.cross_entropy(logits, part[1])
                 if (rows := _among(part[2], huge)).any():
                     loss = loss + logits[rows].exp().sum() * torch.inf
+                if gathers:
+                    all_of_them = [loss.detach().reshape(1) for _ in range(session.ranks)]
+                    torch.distributed.all_gather(all_of_them, loss.detach().reshape(1))
+                    loss = loss + 0.0 * torch.cat(all_of_them).sum()
                 if (rows := _among(part[2], steep)).any():
                     loss = loss + (logits[rows] * 0.0).sum().sqrt()
                 if glitch and not session.replaying and _slips(session, glitch, Path(seen)):

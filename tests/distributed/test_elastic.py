@@ -91,7 +91,8 @@ def test_a_rank_that_stays_in_a_group_that_is_gone_is_replaced(tmp_path: Path) -
         assert now is not None and before[2] in now.pids.values()
         receipt = launch.finish()["receipt"]
     assert receipt["steps"] == 30 and receipt["steps_lost"] == 0
-    assert receipt["faults"] == {"killed": 1, "hang": 1}
+    assert receipt["faults"] == {"killed": 1}, "it is no fault of its device"
+    assert any(each.startswith("rank 1 is replaced: it waits for ") for each in launch.notes())
     assert launch.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
 
 

@@ -88,6 +88,15 @@ def test_samples_whose_numbers_are_not_finite_are_left_out_by_all_ranks(tmp_path
     assert of(launch, "fault")[1]["sentence"].startswith("the loss of rank 0 is not finite at step 3")
 
 
+@pytest.mark.all
+def test_a_loss_that_gathers_accuses_no_sample_of_another_rank(tmp_path: Path) -> None:
+    """Inside of the look the ranks do not exchange, so such a loss cannot be computed there: nothing is left out."""
+    with Launched(tmp_path, 2, huge=str(ORDER[1]), gathers=True, ddp=True, **SKIP) as launch:
+        printed = launch.end()
+    assert launch.process.returncode != 0, printed
+    assert printed["receipt"]["samples_quarantined"] == 0 and "not finite" in printed["error"]["message"], printed
+
+
 def test_a_sample_that_may_not_be_left_out_ends_the_run(tmp_path: Path) -> None:
     with Launched(tmp_path, 2, nan=str(ORDER[23])) as launch:
         printed = launch.end()

@@ -27,6 +27,7 @@ from holdfast.distributed.machine_link import (
     Hello,
     MachineLink,
     Pulse,
+    RankReady,
     StartRank,
     TurnedAway,
     Welcome,
@@ -150,6 +151,28 @@ def test_a_line_of_a_stranger_ends_its_connection_alone(leading: Leading, what: 
         assert link._why == "it sent something that is no message of this version"
     assert leading.job.outcome is None
     assert leading.client().hello()["kind"] == "welcome"
+
+
+def test_the_others_do_not_wait_for_a_machine_that_was_lost_and_is_back(leading: Leading) -> None:
+    """However long its processes took to start before: they join at a commit."""
+    agent = leading.agent
+    assert leading.client().hello()["kind"] == "welcome"
+    _, other = agent._members
+    other.pid, other.ready = roster.far(1, 4242), True
+    agent._published, agent._number, agent._slowest = {1: other.pid}, 1, 600.0
+    agent._lose(agent._machines[1], "the connection was closed")
+    assert leading.client().hello(agent="b")["kind"] == "welcome"
+    assert not agent._is_worth_waiting_for(other)
+
+
+@pytest.mark.parametrize("pid", [-1, 0, 1 << 32, (3 << 32) + 5])
+def test_a_number_that_no_process_can_have_is_not_heard(leading: Leading, pid: int) -> None:
+    """It would be taken for a process of another machine."""
+    agent = leading.agent
+    agent._heed(agent._machines[1], RankReady(1, pid))
+    assert not list(leading.job.path.glob("ready-*"))
+    agent._heed(agent._machines[1], RankReady(1, 7))
+    assert roster.is_ready(leading.job, roster.far(1, 7))
 
 
 def test_a_stranger_does_not_keep_the_leader_busy(leading: Leading) -> None:

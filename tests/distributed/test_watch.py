@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -10,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.base import interpreter
+from holdfast.base import interpreter, processes
 from holdfast.base.board import Beat, Board, Phase, PhaseTimes
 from holdfast.cli.main import main
 from holdfast.distributed import job as jobs
+from holdfast.distributed import rank_watch
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import Place
 from holdfast.distributed.rank_watch import Boards, Seen, hung
@@ -69,6 +73,38 @@ def test_a_rank_that_waits_inside_of_backward_is_not_the_one_that_hangs(
 def test_a_job_that_was_stopped_as_a_whole_and_goes_on_has_no_hang() -> None:
     resumed = Seen(1, 4242, _beat(Phase.BACKWARD, 3600.0), stopped=True, stopped_s=0.1)
     assert hung([resumed], {}, WATCHDOG) == []
+
+
+def test_a_rank_that_is_stopped_in_turns_goes_on() -> None:
+    in_turns = Seen(1, 4242, _beat(Phase.BACKWARD, 0.04), stopped=True, stopped_s=1.2)
+    assert hung([in_turns], {}, WATCHDOG) == []
+
+
+def test_for_how_long_a_process_was_seen_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real one. After a while without a look, the process that looks may have been stopped too: it counts anew."""
+    clock = [1000.0]
+    monkeypatch.setattr(rank_watch.time, "monotonic", lambda: clock[0])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        job = Job(tmp_path)
+        board = job.new_board(0)
+        (path,) = job.boards().values()
+        os.rename(path, tmp_path / f"board-0-{child.pid}")
+        boards = Boards(job)
+        assert [(each.stopped, each.stopped_s) for each in boards.look()] == [(False, 0.0)]
+        os.kill(child.pid, signal.SIGSTOP)
+        while (info := processes.inspect(child.pid)) is None or info.state != "T":
+            pass
+        seen = []
+        for seconds in (0.1, 0.4, 0.4, 0.4, 3600.0, 0.4):
+            clock[0] += seconds
+            seen.append(round(boards.look()[0].stopped_s, 3))
+        assert seen == [0.0, 0.4, 0.8, 1.2, 0.0, 0.4]
+        boards.close()
+        board.close(unlink=False)
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_process_that_cannot_be_killed_and_a_rank_that_begins_hide_no_hang() -> None:

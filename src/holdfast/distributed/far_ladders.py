@@ -29,7 +29,7 @@ from holdfast.run.folder import RunFolder
 _MOST_VERDICTS = 256
 """Of those whose faults are not in the journal yet; the oldest goes."""
 _MOST_SUSPICION = 1 << 14
-"""Characters of the numbers that a suspicion comes with."""
+"""Characters of the numbers that a suspicion or a fault comes with."""
 
 
 class FarLadders:
@@ -78,19 +78,18 @@ class FarLadders:
             made = None
         if made is None:
             return None
-        facts = {**made.fault.evidence, "rank": seat, "host": host, "device": shortened(made.before)}
+        said = made.fault.evidence if len(json.dumps(made.fault.evidence)) <= _MOST_SUSPICION else {}
+        facts = {**_printable(said), "rank": seat, "host": host, "device": shortened(made.before)}
         case = facts.pop("case", None)  # a folder over there: nothing is read from a folder of that name here
         if isinstance(case, str):
-            facts["case_there"] = sentence(case)
-        fault = replace(
-            made.fault, device=f"rank {seat}", message=shortened(made.fault.message, len(made.fault.message)),
-            evidence=facts,
-        )  # fmt: skip
+            facts["case_there"] = case
+        fault = replace(made.fault, device=f"rank {seat}", message=sentence(made.fault.message), evidence=facts)
         undone = made.undone
         if undone is not None:
             reach = generation if late else min(undone.generation, generation)
             undone = rank_undo.note(self._job, replace(undone, seat=seat, generation=reach))
-        made = Answer(fault, made.move, shortened(made.before), shortened(made.after), undone)
+        move = replace(made.move, reason=sentence(made.move.reason))
+        made = Answer(fault, move, shortened(made.before), shortened(made.after), undone)
         rank_ladder.note_answer(self._job, pid, made)
         return made
 
@@ -125,3 +124,12 @@ class FarLadders:
             else:
                 rank_ladder.append_verdict(self._run, told, folder)
         self._verdicts = waiting
+
+
+def _printable(value: Any) -> Any:
+    """Every text in it as one line of the record."""
+    if isinstance(value, str):
+        return sentence(value)
+    if isinstance(value, dict):
+        return {shortened(str(name)): _printable(each) for name, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, list | tuple) else value

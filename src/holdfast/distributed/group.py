@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
 
 from holdfast.base import dataclass_json
 from holdfast.base.board import Board
@@ -392,8 +393,14 @@ class Group(JoinedRanks):
             except (RuntimeError, AttributeError, PeerLost) as error:
                 self.looked = not self._is_broken()  # a whole model may not fit here: then nobody looks
                 raise PeerLost(str(error).partition("\n")[0]) from error
-        with self.wrapped.apart():
-            yield
+        # The script may exchange in its loss, as contrastive ones do. Without a group such a call raises, and the look
+        # finds nothing: numbers of another rank would have this one accuse a sample of its own.
+        world, c10d.GroupMember.WORLD = c10d.GroupMember.WORLD, None
+        try:
+            with self.wrapped.apart():
+                yield
+        finally:
+            c10d.GroupMember.WORLD = world
 
     def blame(self, fault: Fault | None, every: Sequence[dict[str, Any]]) -> Fault | None:
         assert self._context is not None

@@ -277,6 +277,7 @@ class JoinedRanks:
             with self.sharing.waiting():
                 yield
         except (RuntimeError, ValueError, OSError) as error:
+            self._board.enter(Phase.SETUP)  # what the script does on its way out is its own, and may take long
             text = str(error).partition("\n")[0]
             raise GroupBroken(text) if self._in_step and self.wrapped else PeerLost(text) from error
         self._board.enter(before)

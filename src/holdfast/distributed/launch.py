@@ -22,7 +22,7 @@ from holdfast.base.processes import KILL
 from holdfast.distributed import roster
 from holdfast.distributed.agent import PATIENCE, Agent
 from holdfast.distributed.job import Job
-from holdfast.distributed.rank_watch import STOPPED, Boards, LeftBehind, Seen, hung
+from holdfast.distributed.rank_watch import LEFT_BEHIND, STOPPED, Boards, LeftBehind, Seen, hung
 from holdfast.distributed.share_keeper import SLOW, Policy
 from holdfast.distributed.stragglers import Stragglers
 from holdfast.record.receipt import Accounts
@@ -56,7 +56,7 @@ class Launch:
         self._teller = None if run is None else Teller(run, face, settings.checkpoint.best)
         self._journal = 0 if run is None else _size(run.path / "journal.jsonl")
         self._stragglers = Stragglers()
-        self._times = dict.fromkeys(("beat", "strangers", "asked"), 0.0)
+        self._times = dict.fromkeys(("beat", "strangers", "stopped", "asked"), 0.0)
         self._now = False
 
     def to_the_end(self) -> dict[str, Any]:
@@ -99,8 +99,12 @@ class Launch:
             self.agent.wind_down()
         watchdog = self.settings.watchdog
         behind = self._left_behind.look(seen, watchdog.floor)
-        for each, why in [*hung(seen, self._known, watchdog, self.agent.elsewhere), *behind]:
+        for each, why in hung(seen, self._known, watchdog, self.agent.elsewhere):
             self._end(each, why)
+        for each, why in behind:
+            if self.run is not None:
+                self.run.append(Event.now("note", text=f"rank {each.rank} is replaced: it {why}"))
+            self._end(each, why, LEFT_BEHIND)
         if self._due("strangers", _BEAT):
             self._look_for_strangers({each.pid for each in seen})
         if self._due("beat", _BEAT):
@@ -123,9 +127,9 @@ class Launch:
                 self._known[each.rank] = merge_known(self._known.get(each.rank, {}), last.beat)
             self._last[each.rank] = each
 
-    def _end(self, each: Seen, why: str) -> None:
+    def _end(self, each: Seen, why: str, reason: str = "hung") -> None:
         """Its stacks if it can still tell them, then the end of it and of its loaders."""
-        self.job.accuse(each.rank, each.pid, "hung", text=why, step=each.beat.at, phase=each.beat.phase.label)
+        self.job.accuse(each.rank, each.pid, reason, text=why, step=each.beat.at, phase=each.beat.phase.label)
         if _STACKS is not None and not each.stopped:
             processes.send(each.pid, _STACKS)
             time.sleep(0.2)
@@ -134,12 +138,14 @@ class Launch:
     def _look_for_strangers(self, known: set[int]) -> None:
         """Ranks that were stopped before they had a board."""
         now = time.monotonic()
+        before = self._strangers if now - self._times["stopped"] < 3 * _BEAT else {}  # we may have been stopped too
+        self._times["stopped"] = now
         stopped = set()
         for pid in self.agent.pids:
             info = processes.inspect(pid)
             if pid not in known and info is not None and info.state == "T":
                 stopped.add(pid)
-        self._strangers = {pid: self._strangers.get(pid, now) for pid in stopped}
+        self._strangers = {pid: before.get(pid, now) for pid in stopped}
         for pid, since in self._strangers.items():
             if now - since > STOPPED:
                 processes.send_group(pid, KILL)

@@ -361,6 +361,8 @@ class LeaderAgent(RankAgent):
         if isinstance(message, TrustTold):
             self._far.heard(member.seat, 0, message, host=machine.host)
             return
+        if not roster.is_pid(message.pid):  # it would be read as the number of a process of another machine
+            return
         pid = roster.far(machine.number, message.pid)
         if isinstance(message, VerdictTold):
             self._far.heard(member.seat, pid, message, host=machine.host)

@@ -246,6 +246,8 @@ class MachineAgent(RankAgent):
             super()._start_missing()
 
     def _begun(self, member: Member, pid: int) -> None:
+        for answer in [each for each in self._answers if each.pid == pid]:  # of a process that had this number before
+            self._answers.remove(answer)
         super()._begun(member, pid)
         if not any(each is member for each in self._members):  # nobody counts on it
             processes.send_group(pid, processes.KILL)

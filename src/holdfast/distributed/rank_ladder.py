@@ -84,6 +84,10 @@ def forget(job: Job, pid: int) -> None:
         job.forget(f"{name}-{pid}")
 
 
+_NOT_OF_DEVICE = (Kind.KILLED, Kind.HOST_MEMORY, Kind.DISK_FULL, Kind.NON_FINITE)
+"""Faults that come again on any card."""
+
+
 def say_told(job: Job, pid: int, folder: Path) -> None:
     """The fault of that process is in the journal, with its evidence in this folder: the verdict may follow."""
     job.note(f"told-{pid}", {"folder": str(folder)})
@@ -346,6 +350,8 @@ class RankLadder:
     def _stuck(self, seat: _Seat, fault: Fault, move: Move) -> GaveUp | None:
         """A rank that holds a part of the model and has met the same fault in each process: nowhere else can it go."""
         if move.action not in (Action.GIVE_UP, Action.FAIL) or not self.job.noted(IN_PARTS):
+            return None
+        if fault.kind in _NOT_OF_DEVICE:  # another card would not help, and the ranks count how often they begin anew
             return None
         met = replace(fault, device=f"rank {seat.number}").sentence()
         return GaveUp(

@@ -26,6 +26,8 @@ from holdfast.supervisor.watchdog import Known, allowed_silence
 STOPPED = 1.0
 """Seconds from which on a stopped process counts as one that nobody will let go on. If all processes of a job were
 stopped and are let go on, as some batch systems do, that takes a moment."""
+LEFT_BEHIND = "left behind"
+"""Why such a rank was ended. It says nothing about its device."""
 _NEXT = 1.0
 """Seconds for a rank to find that the one it waited for is gone."""
 
@@ -51,14 +53,16 @@ class Boards:
         self._open: dict[tuple[int, int], Board] = {}
         self._stopped: dict[int, float] = {}
         """Since when each process was seen stopped."""
+        self._looked = 0.0
 
     def look(self) -> list[Seen]:
         """Every rank whose process lives."""
         found = self.job.boards()
         for key in [key for key in self._open if key not in found]:
             self._open.pop(key).close(unlink=False)
-        seen, before, now = [], self._stopped, time.monotonic()
-        self._stopped = {}
+        seen, now = [], time.monotonic()
+        before = self._stopped if now - self._looked < STOPPED / 2 else {}  # this process may have been stopped itself
+        self._stopped, self._looked = {}, now
         for (rank, pid), path in sorted(found.items()):
             info = processes.inspect(pid)
             if not processes.exists(pid) or (info is not None and info.state == "Z"):
@@ -107,7 +111,7 @@ def hung(
     last = min([*map(_place, in_step), *([] if elsewhere is None else [elsewhere])], default=(0, 0))
     for each in seen:
         beat = each.beat
-        if each.stopped_s > STOPPED:
+        if each.stopped_s > STOPPED and beat.silence > STOPPED:  # one that is stopped in turns goes on, slowly
             found.append((each, f"stopped by a signal for {duration(beat.silence)}"))
         elif not each.stopped and beat.phase is not Phase.PEERS and (each not in in_step or _place(each) <= last):
             limit = allowed_silence(beat, known.get(each.rank, {}), settings)
@@ -141,10 +145,12 @@ class LeftBehind:
             self._newest, self._due = now.number, clock + floor
         if clock <= self._due:
             return []
-        for each in seen:
-            rank = now.rank_of(each.pid)
-            late = rank is not None and roster.port_of(self.job, now.number, rank) is None
-            if late and each.beat.phase is Phase.PEERS and each.beat.silence > floor:
+        ranks = [(each, rank) for each in seen if (rank := now.rank_of(each.pid)) is not None]
+        late = [each for each, rank in ranks if roster.port_of(self.job, now.number, rank) is None]
+        if not now.spans and any(each.beat.phase is not Phase.PEERS for each in late):
+            return []  # others may wait for one that computes: on one machine only its own end ends their exchange
+        for each in late:
+            if each.beat.phase is Phase.PEERS and each.beat.silence > floor:
                 self._due = clock + _NEXT
                 return [(each, f"waits for {duration(each.beat.silence)} in a group that the others have left")]
         return []

@@ -94,6 +94,11 @@ class Roster:
         return [pid for _, pid in sorted(self.pids.items()) if pid < _PIDS]
 
 
+def is_pid(number: int) -> bool:
+    """Whether a process can have this number on its own machine."""
+    return 0 < number < _PIDS
+
+
 def far(machine: int, pid: int) -> int:
     """The number of a process of another machine."""
     return (machine + 1) * _PIDS + pid

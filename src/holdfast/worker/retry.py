@@ -429,9 +429,10 @@ def without_bad_samples(fault: Fault, samples: Samples | None) -> Fault:
     verdict = fault.evidence.get("verdict")
     if fault.blame != "data" or samples is None or not isinstance(verdict, dict):
         return fault
-    found = [int(sample["index"]) for sample in verdict.get("samples", [])]
-    if not found or not samples.loader.may_leave_out(found):
-        return fault
+    named = verdict.get("samples", [])
+    found = [int(sample["index"]) for sample in named]
+    if not found or any(sample.get("row") for sample in named) or not samples.loader.may_leave_out(found):
+        return fault  # a row of the batch that is no sample is not left out
     where = {"loader": samples.name, "epoch": samples.batch.epoch, "batch": samples.batch.index}
     return fault.at(leave_out={**where, "samples": found, "why": f"makes the step fail: {verdict.get('why')}"})
 
@@ -441,7 +442,7 @@ def _describe(work: Work, samples: Samples | None) -> Describe:
 
     def describe(row: int) -> dict[str, Any]:
         if samples is None or batches.batch_size(work.batch) != len(samples.indices):
-            return {"index": row, "source": None}
+            return {"index": row, "source": None, "row": True}
         index = int(samples.indices[row])
         return {"index": index, "source": source_of(samples.dataset, index)}
 
