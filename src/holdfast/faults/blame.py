@@ -102,7 +102,8 @@ class Verdict:
 def _named(samples: tuple[dict[str, Any], ...]) -> str:
     shown = [f"{each['index']}" + (f" ({each['source']})" if each.get("source") else "") for each in samples[:3]]
     more = f" and {len(samples) - 3} more" if len(samples) > 3 else ""
-    return f"sample{'s' if len(samples) > 1 else ''} {', '.join(shown)}{more}"
+    what = "row" if samples[0].get("row") else "sample"  # of a batch whose rows are not its samples
+    return f"{what}{'s' if len(samples) > 1 else ''} {', '.join(shown)}{more}"
 
 
 IN_STEP = ("to-device", "forward", "backward", "optimizer", "compile", "replay", "sentinel")
