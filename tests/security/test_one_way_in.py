@@ -42,6 +42,7 @@ ELSEWHERE = {
     "distributed/job.py": "a folder of tempfile.mkdtemp",
     "cli/begun_run.py": "makes the folder of runs, which the user names",
     "distributed/part_copies.py": "slots in the folder of distributed/job.py",
+    "distributed/rank.py": "makes the folder of runs, which the user names",
     "distributed/rank_link.py": "the folder of distributed/job.py",
     "distributed/rank_mail.py": "the folder of distributed/job.py",
     "distributed/roster.py": "the folder of distributed/job.py",

@@ -391,7 +391,7 @@ class Group(JoinedRanks):
                 with self._talking():
                     self.wrapped.make_whole(self._context.modules())
             except (RuntimeError, AttributeError, PeerLost) as error:
-                self.looked = not self._is_broken()  # a whole model may not fit here: then nobody looks
+                self.looked = not self._is_broken()  # a whole model may not fit here: then no rank looks
                 raise PeerLost(str(error).partition("\n")[0]) from error
         # The script may exchange in its loss, as contrastive ones do. Without a group such a call raises, and the look
         # finds nothing: numbers of another rank would have this one accuse a sample of its own.

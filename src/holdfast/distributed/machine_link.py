@@ -134,7 +134,7 @@ class RankBegun(Message):
     seat: int
     pid: int
     device: str = ""
-    """Empty if nobody keeps a ladder for it there: all ranks of that machine are on the CPU."""
+    """Empty if there is no ladder for it there: all ranks of that machine are on the CPU."""
 
 
 @dataclass(frozen=True)

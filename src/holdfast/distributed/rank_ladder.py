@@ -294,7 +294,7 @@ class RankLadder:
             rank_devices.tell(self.job, seat.number, said)
 
     def device_of(self, number: int) -> str:
-        """That the process of this seat was started on; empty if nobody keeps a ladder for it."""
+        """That the process of this seat was started on; empty if there is no ladder for it."""
         seat = self._seats.get(number)
         return "" if seat is None else seat.device
 
@@ -411,7 +411,7 @@ class RankLadder:
             )
             if self._run is None:
                 self.outbox.append(said)
-            elif folder is not None:  # else nobody was left to write the fault down
+            elif folder is not None:  # else no rank was left to write the fault down
                 append_verdict(self._run, said, folder)
         self._verdicts = waiting
 

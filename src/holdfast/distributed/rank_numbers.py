@@ -32,7 +32,7 @@ class Case:
     """The number of the group in which it was noticed."""
     fault: Fault
     own: bool = False
-    """The loss of this rank's own part was not finite. Of gradients nobody knows before they are added."""
+    """The loss of this rank's own part was not finite. Gradients are looked at after they were added."""
     looked: bool = False
     """The ranks have looked into it and found nothing: the step is taken as it is."""
     again: bool = False
@@ -101,7 +101,7 @@ class Part:
     counts: bool
     """False for a rank without a part: it computes a sample of another, which does not count for it."""
     fault: Fault | None = None
-    """With a verdict; None if the numbers of this part were finite, or nobody can tell."""
+    """With a verdict; None if the numbers of this part were finite, or that cannot be told."""
     every: tuple[dict[str, Any], ...] = ()
     """All samples of this part, where each of them gives numbers that are not finite."""
 

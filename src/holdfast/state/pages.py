@@ -25,7 +25,7 @@ POPULATE_READ, POPULATE_WRITE = 22, 23
 
 
 def hands() -> ThreadPoolExecutor:
-    """So many that others on the machine do not feel it."""
+    """At most four threads, and a quarter of the cores: the script computes at the same time."""
     return ThreadPoolExecutor(max(1, min(MOST_HANDS, (os.cpu_count() or 1) // 4)))
 
 
