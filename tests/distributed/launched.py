@@ -174,6 +174,17 @@ class Launched:
         return used_samples(self.seen)
 
 
+def check_result(launch: Any, **job: Any) -> None:
+    """Of a launch on one machine or on several: every sample once, no step lost, and the weights of one process."""
+    ended = launch.finish()
+    receipt = ended["receipt"]
+    assert ended["state"] == "FINISHED" and receipt["steps"] == 30, ended
+    assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
+    assert launch.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
+    for name, values in alone(launch.folder / "alone", **job).items():
+        assert (launch.weights()[name.removeprefix("module.")] - values).abs().max() < 1e-6, name
+
+
 def used_samples(seen: Path) -> dict[int, Counter[int]]:
     """How often each sample was used, by epoch. Of a step that was done again the last time counts."""
     last: dict[str, int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from holdfast.injection.ailments import Ailment
 from holdfast.run.folder import RunFolder
 from tests.distributed import machines as made
 from tests.distributed.driving import SHARDED
-from tests.distributed.launched import alone
+from tests.distributed.launched import check_result
 from tests.distributed.machines import Machines
 from tests.distributed.several import Several
 from tests.distributed.test_rank_ladder import SOON
@@ -82,16 +81,6 @@ class IllSeveral(Several):
         told = None if job is None else rank_devices.told(job, seat)
         return told is not None and told.device == device
 
-    def check(self, **job: Any) -> None:
-        """Every sample once, no step lost, and the weights of the same job in one process."""
-        ended = self.finish()
-        receipt = ended["receipt"]
-        assert ended["state"] == "FINISHED" and receipt["steps"] == 30, ended
-        assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
-        assert self.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
-        for name, values in alone(self.folder / "alone", **job).items():
-            assert (self.weights()[name.removeprefix("module.")] - values).abs().max() < 1e-6, name
-
 
 def others_kept(before: dict[int, int], after: dict[int, int], moved: int) -> bool:
     return {seat for seat in before if before[seat] != after.get(seat)} == {moved}
@@ -121,7 +110,7 @@ def test_a_far_rank_leaves_a_device_that_is_lost_twice_and_comes_back(tmp_path: 
         launch.until(lambda: launch.has_said("trusted again"))
         launch.until(lambda: launch.waits_for(24, 4))
         launch.go(24)
-        launch.check()
+        check_result(launch)
     assert [(fault["device"], fault["action"]) for fault in launch.of("fault")] == [
         ("rank 3", "replace"),
         ("rank 3", "next_rung"),
@@ -155,7 +144,7 @@ def test_wrong_numbers_of_a_far_rank_are_found_and_it_leaves_its_device(tmp_path
         launch.until(lambda: launch.waits_for(20, 4))
         assert others_kept(first, launch.pids(), 2)
         launch.go(20)
-        launch.check()
+        check_result(launch)
     (fault,) = launch.of("fault")
     assert (fault["kind"], fault["device"], fault["step"]) == ("wrong_numbers", "rank 2", 8)
     assert fault["action"] == "next_rung" and fault["reason"] == "pretend:0 → cpu, the others stay"
@@ -193,7 +182,7 @@ def test_a_far_rank_moves_to_a_card_that_no_other_has(tmp_path: Path, kind: str)
         launch.until(lambda: launch.waits_for(20, 4))
         assert others_kept(first, launch.pids(), 3)
         launch.go(20)
-        launch.check()
+        check_result(launch)
     assert [fault["action"] for fault in launch.of("fault")] == ["replace", "next_rung"]
     assert launch.has_said("rank 3 on m1 moved from pretend:1 to pretend:2 (")
 
@@ -220,7 +209,7 @@ def test_the_rank_that_keeps_the_run_folder_leaves_its_device_and_comes_back(tmp
         launch.until(lambda: launch.waits_for(20, 2))
         assert others_kept(on_cpu, launch.pids(), 0)
         launch.go(20)
-        launch.check()
+        check_result(launch)
     assert launch.has_said("rank 0 on m0 moved from pretend:0 to the CPU (") and launch.has_said(
         "rank 0 is back on pretend:0"
     )
@@ -244,7 +233,7 @@ def test_a_far_rank_runs_out_of_memory(tmp_path: Path) -> None:
         launch.until(lambda: launch.waits_for(20, 4))
         assert first == launch.pids()
         launch.go(20)
-        launch.check()
+        check_result(launch)
     assert {(fault["kind"], fault["device"]) for fault in launch.of("fault")} == {("out_of_memory", "rank 3")}
 
 
@@ -259,7 +248,7 @@ def test_a_far_device_that_cannot_be_opened_is_left(tmp_path: Path) -> None:
         away_3.unlink()
         launch.until(lambda: launch.waits_for(10, 4))
         launch.go(10)
-        launch.check()
+        check_result(launch)
     assert launch.has_said("rank 3 on m1 moved from pretend:1 to the CPU (rank 3 was lost in setup)")
 
 
@@ -281,7 +270,7 @@ def test_a_cut_cable_is_no_fault_of_a_device(tmp_path: Path) -> None:
         launch.until(lambda: launch.waits_for(12, 2))
         assert others_kept(first, launch.pids(), 1) and launch.is_told(1, "pretend:0")
         launch.go(12)
-        launch.check()
+        check_result(launch)
     assert launch.ledger(1).history("pretend:0").faults == 0 and launch.of("verdict") == []
 
 
@@ -302,7 +291,7 @@ def test_wrong_numbers_are_undone_also_if_their_rank_stays_away(tmp_path: Path) 
         launch.go(8)
         launch.until(lambda: launch.waits_for(20, 1))
         launch.go(20)
-        launch.check()
+        check_result(launch)
     (undone,) = launch.of("undone")
     assert undone["to_step"] < 8 and undone["rank"] == 1
 
@@ -337,7 +326,7 @@ def test_a_spare_of_another_machine_takes_the_place_of_a_rank_with_wrong_numbers
         launch.until(lambda: launch.has_said("probe passed"))
         launch.until(lambda: launch.is_told(1, "pretend:0") and launch.pids().get(1, spare) != spare)
         launch.go(20)
-        launch.check()
+        check_result(launch)
     (undone,) = launch.of("undone")
     assert undone["to_step"] < 8 and undone["rank"] == 1
     blamed = [(each["rank"], each["host"]) for each in launch.of("verdict") if each["blame"] == "device"]

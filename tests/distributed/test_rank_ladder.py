@@ -18,7 +18,7 @@ from holdfast.devices.ledger import Ledger
 from holdfast.distributed import rank_devices
 from holdfast.injection import ailments
 from holdfast.injection.ailments import Ailment
-from tests.distributed.launched import Launched, alone
+from tests.distributed.launched import Launched, alone, check_result
 
 pytestmark = [
     pytest.mark.skipif(processes.portable() or not Path("/dev/shm").is_dir(), reason="needs fork and /dev/shm"),
@@ -52,16 +52,6 @@ class Ill(Launched):
     def has_said(self, text: str) -> bool:
         return any(text in line for line in self.said())
 
-    def check(self, **job: Any) -> None:
-        """Every sample once, no step lost, and the weights of the same job in one process."""
-        ended = self.finish()
-        receipt = ended["receipt"]
-        assert ended["state"] == "FINISHED" and receipt["steps"] == 30, ended
-        assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
-        assert self.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
-        for name, values in alone(self.folder / "alone", **job).items():
-            assert (self.weights()[name.removeprefix("module.")] - values).abs().max() < 1e-6, name
-
 
 def seats(launch: Launched) -> dict[int, int]:
     return {each.rank: each.pid for each in launch.ranks()}
@@ -80,7 +70,7 @@ def test_wrong_numbers_of_one_rank_are_found_and_it_leaves_its_device(tmp_path: 
         after = seats(launch)
         assert {seat for seat in before if before[seat] != after[seat]} == {1}, "the others keep their processes"
         launch.go(20)
-        launch.check()
+        check_result(launch)
     (fault,) = launch.of("fault")
     assert (fault["kind"], fault["device"], fault["step"]) == ("wrong_numbers", "rank 1", 8)
     assert fault["action"] == "next_rung" and fault["reason"] == "pretend:1 → cpu, the others stay"
@@ -147,7 +137,7 @@ def test_a_rank_leaves_a_device_that_is_lost_twice_and_comes_back(tmp_path: Path
         launch.until(lambda: launch.has_said("trusted again"))
         launch.until(lambda: launch.waits_for(24, 3))
         launch.go(24)
-        launch.check()
+        check_result(launch)
     for now in (on_cpu, back):
         assert (now[0], now[2]) == (first[0], first[2]), "the others keep their processes"
     assert len({first[1], on_cpu[1], back[1]}) == 3
@@ -169,7 +159,7 @@ def test_a_rank_moves_to_a_card_that_no_other_has(tmp_path: Path, kind: str) -> 
     with Ill(tmp_path, 2, ill, env={rank_devices.PRETEND_CARDS: "3"}, wait="20", **job) as launch:
         launch.until(lambda: launch.waits_for(20, 2))
         launch.go(20)
-        launch.check()
+        check_result(launch)
     assert [fault["action"] for fault in launch.of("fault")] == ["replace", "next_rung"]
     assert launch.has_said("rank 1 moved from pretend:1 to pretend:2 (")
 
@@ -184,7 +174,7 @@ def test_a_device_that_cannot_be_opened_is_left(tmp_path: Path) -> None:
         launch.give_back(1)
         launch.until(lambda: launch.waits_for(10, 2))
         launch.go(10)
-        launch.check()
+        check_result(launch)
     assert launch.has_said("rank 1 moved from pretend:1 to the CPU (rank 1 was lost in setup)"), launch.said()
 
 

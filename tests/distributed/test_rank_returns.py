@@ -17,7 +17,7 @@ from holdfast.injection.ailments import Ailment
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
 from holdfast.state.slot_memory import Memory
-from tests.distributed.launched import Launched
+from tests.distributed.launched import Launched, check_result
 from tests.distributed.test_rank_ladder import SOON, Ill, seats
 
 pytestmark = [
@@ -73,7 +73,7 @@ def test_a_spare_on_the_cpu_makes_room_for_one_on_its_device(tmp_path: Path) -> 
         launch.until(lambda: launch.has_said("probe passed"))
         launch.until(has_moved(launch, 1, spare))
         launch.go(20)
-        launch.check()
+        check_result(launch)
 
 
 @pytest.mark.long
@@ -90,7 +90,7 @@ def test_a_device_recovers_while_the_ranks_build_their_group_anew(tmp_path: Path
         launch.until(has_moved(launch, 2, on_cpu))
         launch.until(lambda: launch.waits_for(20, 3))
         launch.go(20)
-        launch.check()
+        check_result(launch)
     assert launch.has_said("rank 2 is back on pretend:2")
     assert "out_of_memory" in {fault["kind"] for fault in launch.of("fault")}, (
         "the group was built anew inside of a step"
@@ -114,7 +114,7 @@ def test_the_others_do_not_leave_their_group_for_a_rank_that_is_away(tmp_path: P
         then = launch.roster()
         assert now is not None and then is not None and now.number == then.number
         launch.go(24)
-        launch.check()
+        check_result(launch)
 
 
 @pytest.mark.long
@@ -172,7 +172,7 @@ def test_a_spare_whose_device_is_wrong_from_its_first_step_takes_all_back_to_whe
         launch.go(11)
         launch.until(lambda: launch.waits_for(20, 2))
         launch.go(20)
-        launch.check()
+        check_result(launch)
     (undone,) = launch.of("undone")
     assert (undone["to_step"], undone["rank"]) == (10, 2)
 
@@ -191,7 +191,7 @@ def test_a_device_that_is_wrong_when_a_run_is_continued_takes_all_back_to_the_ch
     with Ill(tmp_path, 2, ill, words=words, **job) as launch:
         launch.until(lambda: launch.waits_for(20, 2))
         launch.go(20)
-        launch.check()
+        check_result(launch)
     (undone,) = launch.of("undone")
     assert (undone["to_step"], undone["rank"]) == (11, 1)
 
