@@ -158,6 +158,8 @@ class Loader:
         """Of one of several processes that train: what plain iteration goes without here."""
         self._listed: list[dict[str, Any]] = []
         self._leave_out_together: LeaveOut | None = None
+        self.stands_for: Any = None
+        """The DataLoader of the script that the ranks share by this (distributed_sampler.py)."""
         self._rank = 0
         self._shares: Shares | None = None
         """Of several processes that train together: which of them reads what."""
@@ -238,6 +240,8 @@ class Loader:
         iteration stays whole. Samples that cannot be read are left out by all processes: `leave_out` tells the others
         and does not return. Where there is no such way, none is left out.
         """
+        if ranks > 1 and self._order is not None:
+            self._order.check_shared()
         if shares is None and ranks > 1:
             shares = Shares(range(ranks))
         self._rank, self._shares = rank, shares
@@ -496,7 +500,7 @@ class Loader:
             "skipped": self.skipped,
             "repeated": self.repeated,
             "quarantined": self._known.to_json(),
-            "shape": self._shape(),
+            "shape": self.shape(),
             **({"shares": self._shares.to_json()} if self._shares is not None and self._shares.changes else {}),
             **({"grown": True} if self._grown else {}),
             **({"order": self._order.state_dict()} if self._order is not None else {}),
@@ -530,7 +534,7 @@ class Loader:
 
     def _check_shape(self, cursor: int, saved: Mapping[str, Any]) -> None:
         """In the middle of an epoch it must be the same data in the same batches."""
-        for name, now in self._shape().items():
+        for name, now in self.shape().items():
             before = saved.get(name)
             if before != now:
                 raise UserError(
@@ -539,7 +543,8 @@ class Loader:
                     hints=(f"continue with {name}={before}, or start a new run",),
                 )
 
-    def _shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, Any]:
+        """What must be the same in a run that goes on in the middle of an epoch, and in all ranks."""
         return {
             "length": self.length,
             "batch_size": self.batch_size,

@@ -24,6 +24,7 @@ they are seeded anew from (seed, rank, place in the loop), so they need not be s
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +39,7 @@ from holdfast.base import dataclass_json
 from holdfast.base.board import Board
 from holdfast.base.errors import UserError
 from holdfast.data.generators import NAMES, seed
+from holdfast.data.loader import Loader
 from holdfast.data.sample_order import key_of, mix_word
 from holdfast.distributed import rank_numbers
 from holdfast.distributed.connections import connections, ends
@@ -90,6 +92,8 @@ class Group(JoinedRanks):
         """Ranks with parts of the state compute this batch in as many pieces as that rank can make."""
         self._agreed = self._stop = False
         """The last step was one of all ranks, and whether one of them wants to stop."""
+        self._hooks: list[Any] = []
+        """Of a body whose parts are not equal: they give gradients the weight of this rank's part."""
         self._own: deque[tuple[int, Tensor]] = deque(maxlen=MOST)
         """By step: the loss of this rank's own part, as it is on the device."""
         self._loss: Tensor | None = None
@@ -116,12 +120,43 @@ class Group(JoinedRanks):
             raise
         return group
 
+    # -- a body that computes by itself --------------------------------------------------------------------
+
+    def open_body(self, batch: Batch) -> None:
+        """Gradients of a part that is smaller or larger than those of the others get its weight where they are made.
+
+        Wrappers of the script, and `before_update`, give every rank the same weight.
+        """
+        self._close_body()
+        if not self.wrapped:
+            self.wrapped.silence()
+        if batch.part is None or (batch.counted and len(batch.part) * self.ranks == len(batch.samples)):
+            return
+        assert self._context is not None
+        every = (each for module in self._context.modules() for each in module.parameters())
+        self._hooks = _weighing(batch.share * self.ranks, (each for each in every if not is_shared_out(each)))
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """No wrapper has exchanged these gradients, and no step of ours will: without this ranks would drift apart."""
+        own = self._own_part([optimizer])
+        if own:
+            self._vote(About.GRADIENTS)  # a rank that takes no step here, as a GradScaler may decide, votes otherwise
+            self._share = 1.0 / self.ranks
+            self._reduce(own)
+
+    def _close_body(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._share = 1.0 / self.ranks
+
     # -- one step ------------------------------------------------------------------------------------------
 
     def begin_step(self, batch: Batch | None) -> None:
         if self._leaving and self._context is not None and self._context.uncommitted.count == 0:
             self._context.snapshots.flush()
             raise PeerLost("a new rank waits")  # all ranks have this commit, and all have agreed to leave after it
+        self._close_body()
         self._share = 1.0 / self.ranks if batch is None or batch.part is None else batch.share
         self._fewest = None if batch is None or batch.parts is None else batch.parts.fewest
         self.sharing.begin_step(batch)
@@ -306,11 +341,8 @@ class Group(JoinedRanks):
                 hints=["use session.step, which weighs the loss, or equal parts: `--shares equal`, `drop_last=True`"],
             )
 
-        def weigh(gradient: Tensor) -> Tensor:
-            return gradient * scale if scale else torch.zeros_like(gradient)
-
         exchanged = self.wrapped.parameters()
-        return [each.register_hook(weigh) for each in self.wrapped.all() if id(each) in exchanged]
+        return _weighing(scale, (each for each in self.wrapped.all() if id(each) in exchanged))
 
     def all_done(self, fault: Fault | None) -> Fault | None:
         """One exchange for all a step needs: whether all got through, the loss of all, whether one wants to stop."""
@@ -416,8 +448,9 @@ class Group(JoinedRanks):
         return verdict
 
     def lost_a_rank(self) -> bool:
-        """Whether an error outside of a step may come from a connection that ended: an evaluation exchanges too."""
-        return bool(self.wrapped) and self._is_broken()
+        """Whether an error outside of a step may come from a connection that ended: a script exchanges there too, in
+        its backward, in an evaluation, for a number that it prints."""
+        return self._is_broken()
 
     def agree_on(self, move: Move) -> Move:
         """The furthest that anybody has to go."""
@@ -443,9 +476,23 @@ class Group(JoinedRanks):
         context.snapshots.start_after(int(max(row[0] for row in rows)))
         if self.wrapped.parts:
             self._sockets |= self._to_ranks()
+        self._agree_on_loaders(context)
         self.sharing.check(context)
         if self.sharing.policy.may_change:
             self.sharing.learn(self._from_rank_0(self.sharing.known() if self.rank == 0 else b""))
+
+    def _agree_on_loaders(self, context: Trained) -> None:
+        """Every rank cuts its part out of the same batches: loaders are alike, and draw by the seed of rank 0.
+
+        A Loader has the seed of its script, and scripts for torchrun often seed each rank differently.
+        """
+        loaders = {name: each for name, each in context.named_loaders().items() if isinstance(each, Loader)}
+        shapes = self.of_all([{name: each.shape() for name, each in loaders.items()}])
+        for other in shapes[1:]:
+            raise _unlike(shapes[0], other)
+        seeds = json.dumps({name: each.seed for name, each in loaders.items()}).encode()
+        for name, number in json.loads(self._from_rank_0(seeds)).items():
+            loaders[name].seed = int(number)
 
     def shares(self, name: str) -> Shares | None:
         return self.sharing.of(name)
@@ -490,6 +537,7 @@ class Group(JoinedRanks):
             self._agree(rows)
             stop = self._stop
         self._agreed = False
+        self._close_body()
         if self.sharing.changes:
             self.sharing.hear(self._from_rank_0(self.sharing.said_at(context) if self.rank == 0 else b""))
         for note in self.sharing.news():
@@ -523,6 +571,28 @@ class Group(JoinedRanks):
             torch.cuda.manual_seed(words[3] >> 1)
 
     # -- snapshots -----------------------------------------------------------------------------------------
+
+
+def _unlike(one: dict[str, Any], other: dict[str, Any]) -> UserError:
+    """Two ranks have these shapes of loaders, by name, and they differ."""
+    name = next(name for name in one | other if one.get(name) != other.get(name))
+    first, second = one.get(name) or {}, other.get(name) or {}
+    differs = [key for key in first | second if first.get(key) != second.get(key)]
+    said = ", ".join(f"{key} is {first.get(key)} in one and {second.get(key)} in another" for key in differs)
+    return UserError(
+        f"`{name}` is not the same in all ranks: {said}",
+        cause="every rank reads its part of the same batches, so all of them need the same dataset and batch size",
+        hints=["give each rank the whole dataset, and the batch size of all ranks: the Loader shares it out"],
+    )
+
+
+def _weighing(scale: float, parameters: Iterable[Tensor]) -> list[Any]:
+    """Every gradient of these gets that weight when it is computed. Returns hooks to remove."""
+
+    def weigh(gradient: Tensor) -> Tensor:
+        return gradient * scale if scale else torch.zeros_like(gradient)
+
+    return [each.register_hook(weigh) for each in parameters if each.requires_grad]
 
 
 def _take_parts_back(modules: Iterable[torch.nn.Module]) -> None:
