@@ -89,7 +89,7 @@ def _as_it_is(path: Path, imports: Iterable[str]) -> str:
     """How a script is run that was written for no holdfast."""
     several = [name for name in imports if name.startswith(_FOR_SEVERAL)]
     command = f"torchrun --nproc-per-node 2 {path}" if several else f"python {path}"
-    return f"`holdfast run -- {command}` runs a script as it is, and starts it again from its own checkpoints"
+    return f"`holdfast run -- {command}` runs it as it is, and restarts it from its own checkpoints"
 
 
 _FOR_SEVERAL = ("torch.distributed", "torch.nn.parallel", "torch.utils.data.distributed", "accelerate")
