@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,7 @@ class Stranger:
     adapted: str
     """What NAME.cpu.patch and the words change, for people."""
     wrapper: str = "DistributedDataParallel"
+    env: Mapping[str, str] = field(default_factory=dict)
     held_out: bool = False
     """It was run only after holdfast had been changed for the others."""
 
@@ -143,6 +144,24 @@ STRANGERS = {
          "2", "--lr", "0.001", "--train-crop-size", "64", "--val-crop-size", "64", "--val-resize-size", "72"),
         pictures, 82,
         "backend gloo, no cuda device, random pictures",
+    ),
+    "min_ddp": Stranger(
+        "joh-fischer/distributed-pytorch", "de13687ed76f6f857da3fcab0ef7d6880cae9ea0", "MIT",
+        ("min_DDP.py", "distributed.py"), ("--data-size", "640", "--epochs", "10"), nothing, 400,
+        "started by torchrun instead of mp.spawn, no device_ids, a longer dataset", held_out=True,
+    ),
+    "fabric": Stranger(
+        "Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414", "Apache-2.0",
+        ("examples/fabric/image_classifier/train_fabric.py",), ("--batch-size", "32", "--epochs", "3"), digits, 96,
+        "the folder of the data, random pictures", held_out=True,
+        env={"LT_CLI_USED": "1", "LT_ACCELERATOR": "cpu", "LT_STRATEGY": "ddp", "LT_DEVICES": "2"},
+    ),
+    "lambda_fsdp": Stranger(
+        "LambdaLabsML/distributed-training-guide", "aed748914472cca80d8cfe139ab43ec63103913a", "MIT",
+        ("04-fully-sharded-data-parallel/train_llm.py",),
+        ("-d", "none", "-m", "llama", "-s", "64", "-b", "2", "--num-epochs", "2"), nothing, 120,
+        "backend gloo, device cpu, no memory statistics, a llama of four small layers, random words", "FSDP2",
+        held_out=True,
     ),
 }  # fmt: skip
 
@@ -217,15 +236,22 @@ class Ran:
     """The clock, and how many steps that process had made."""
 
 
-def ran(words: Sequence[str], folder: Path, *, kill_at: Sequence[int] = (), inputs: bool = True, at: int = 0) -> Ran:
+def ran(
+    name: str, words: Sequence[str], folder: Path, *, kill_at: Sequence[int] = (), inputs: bool = True, at: int = 0
+) -> Ran:
     """`kill_at`: steps of all processes of rank 1 together after which its process gets SIGKILL."""
     path = [str(HERE / "recorder"), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
     mine = {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "HOLDFAST_STATE": str(folder / "state")}
-    mine |= {"RECORD": str(folder / "record"), "RECORD_INPUTS": "1" if inputs else "", "RECORD_AT": str(at)}
+    mine |= {
+        "NO_COLOR": "1",
+        "RECORD": str(folder / "record"),
+        "RECORD_INPUTS": "1" if inputs else "",
+        "RECORD_AT": str(at),
+    }
     kills: list[tuple[int, int]] = []
     with (folder / "said.txt").open("w+") as said:
         process = subprocess.Popen(
-            words, cwd=folder, env={**os.environ, **mine, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, stdout=said,
+            words, cwd=folder, env={**os.environ, **mine, **STRANGERS[name].env}, stdin=subprocess.DEVNULL, stdout=said,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         deadline, waiting = time.monotonic() + LIMIT, list(kill_at)
@@ -253,13 +279,13 @@ def ran(words: Sequence[str], folder: Path, *, kill_at: Sequence[int] = (), inpu
 def torchrun(name: str, folder: Path, sources: Path, **how: Any) -> Ran:
     script = fetched(name, folder, sources, patched=False)
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), script.name]
-    return ran([sys.executable, *words, *STRANGERS[name].words], folder, at=STRANGERS[name].steps, **how)
+    return ran(name, [sys.executable, *words, *STRANGERS[name].words], folder, at=STRANGERS[name].steps, **how)
 
 
 def launch(name: str, folder: Path, sources: Path, **how: Any) -> Ran:
     script = fetched(name, folder, sources, patched=True)
     words = ["-m", "holdfast", "launch", "--nproc", str(RANKS), script.name, "--", *STRANGERS[name].words]
-    return ran([sys.executable, *words], folder, **how)
+    return ran(name, [sys.executable, *words], folder, **how)
 
 
 def weights(folder: Path) -> dict[str, Any]:
