@@ -80,7 +80,7 @@ def test_an_exchange_of_the_script_that_breaks_is_no_error_of_its_own(tmp_path: 
 
 @launching
 def test_batches_of_a_sampler_stay_while_a_rank_is_away(tmp_path: Path) -> None:
-    with launched(tmp_path, 3, "--min-ranks", "2", wait="4 8") as launch:
+    with launched(tmp_path, 3, "--min-ranks", "2", wait="4 8 14") as launch:
         launch.until(lambda: launch.waits_for(4, 3))
         launch.take_away(1)
         launch.go(4)
@@ -88,6 +88,8 @@ def test_batches_of_a_sampler_stay_while_a_rank_is_away(tmp_path: Path) -> None:
         launch.give_back(1)
         launch.until(lambda: launch.is_invited(3))
         launch.go(8)
+        launch.until(lambda: launch.waits_for(14, 3))
+        launch.go(14)
         receipt = launch.finish()["receipt"]
     assert receipt["steps"] == 18 and receipt["samples_skipped"] == receipt["samples_repeated"] == 0
     check_weights(launch, 3)

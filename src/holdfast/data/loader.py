@@ -80,6 +80,10 @@ class Batch:
         """The samples that `value` was made of."""
         return self.samples if self.part is None else self.part
 
+    def has_mean_part(self, processes: int) -> bool:
+        """Whether this process has as much of it as each of so many would have on average."""
+        return self.part is None or (self.counted and len(self.part) * processes == len(self.samples))
+
     @property
     def share(self) -> float:
         """What this process's part weighs. 0 for a process that got a sample of others, having none of its own."""

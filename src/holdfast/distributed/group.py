@@ -45,10 +45,11 @@ from holdfast.distributed import rank_numbers
 from holdfast.distributed.connections import connections, ends
 from holdfast.distributed.group_shares import CHANGE
 from holdfast.distributed.job import Job
-from holdfast.distributed.joined_ranks import About, GroupBroken, JoinedRanks, PeerLost, is_sent
+from holdfast.distributed.joined_ranks import About, GroupBroken, JoinedRanks, PeerLost, is_sent, other_steps
 from holdfast.distributed.place import Place
 from holdfast.distributed.rank_devices import IN_PARTS
 from holdfast.distributed.roster import invited
+from holdfast.distributed.shared_votes import NotTogether
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Move
 from holdfast.faults.terms import Action
@@ -92,6 +93,8 @@ class Group(JoinedRanks):
         """Ranks with parts of the state compute this batch in as many pieces as that rank can make."""
         self._agreed = self._stop = False
         """The last step was one of all ranks, and whether one of them wants to stop."""
+        self._by_hand = self._handed = False
+        """The last body called backward and the optimizer itself; numbers were handed in as this one began."""
         self._hooks: list[Any] = []
         """Of a body whose parts are not equal: they give gradients the weight of this rank's part."""
         self._own: deque[tuple[int, Tensor]] = deque(maxlen=MOST)
@@ -122,17 +125,20 @@ class Group(JoinedRanks):
 
     # -- a body that computes by itself --------------------------------------------------------------------
 
-    def open_body(self, batch: Batch) -> None:
+    def open_body(self, batch: Batch | None) -> None:
         """Gradients of a part that is smaller or larger than those of the others get its weight where they are made.
 
         Wrappers of the script, and `before_update`, give every rank the same weight.
         """
+        self._meet_newcomer()
         self._close_body()
+        if self._by_hand and self._shared is not None and self.wrapped:
+            self._shared.hand_in(*self._numbers(None))  # the wrapper exchanges in this body: all have these by its end
+            self._handed = True
         if not self.wrapped:
             self.wrapped.silence()
-        if batch.part is None or (batch.counted and len(batch.part) * self.ranks == len(batch.samples)):
+        if batch is None or self._context is None or batch.has_mean_part(self.ranks):
             return
-        assert self._context is not None
         every = (each for module in self._context.modules() for each in module.parameters())
         self._hooks = _weighing(batch.share * self.ranks, (each for each in every if not is_shared_out(each)))
 
@@ -140,22 +146,28 @@ class Group(JoinedRanks):
         """No wrapper has exchanged these gradients, and no step of ours will: without this ranks would drift apart."""
         own = self._own_part([optimizer])
         if own:
-            self._vote(About.GRADIENTS)  # a rank that takes no step here, as a GradScaler may decide, votes otherwise
+            # A rank that takes no step here, as a GradScaler may decide, votes about something else.
+            self._agree(self._vote(About.GRADIENTS, *self._numbers(None)))
             self._share = 1.0 / self.ranks
             self._reduce(own)
+
+    def _meet_newcomer(self) -> None:
+        """All ranks have this commit, and all have agreed to leave after it."""
+        if self._leaving and self._context is not None and self._context.uncommitted.count == 0:
+            self._context.snapshots.flush()
+            raise PeerLost("a new rank waits")
 
     def _close_body(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._handed = False
         self._share = 1.0 / self.ranks
 
     # -- one step ------------------------------------------------------------------------------------------
 
     def begin_step(self, batch: Batch | None) -> None:
-        if self._leaving and self._context is not None and self._context.uncommitted.count == 0:
-            self._context.snapshots.flush()
-            raise PeerLost("a new rank waits")  # all ranks have this commit, and all have agreed to leave after it
+        self._meet_newcomer()
         self._close_body()
         self._share = 1.0 / self.ranks if batch is None or batch.part is None else batch.share
         self._fewest = None if batch is None or batch.parts is None else batch.parts.fewest
@@ -530,13 +542,12 @@ class Group(JoinedRanks):
 
     def at_boundary(self, context: Trained, at: CommitPoint, *, stop: bool) -> bool:
         """A body that ended with a step needs no other vote: no rank is past the next step before all are here."""
-        if self._agreed and at.by_cadence:
-            stop = self._stop
-        else:
-            rows = self._vote(About.BOUNDARY, 0.0, stop, self._wishes(), self.sharing.own_s)
-            self._agree(rows)
-            stop = self._stop
-        self._agreed = False
+        by_hand = at.by_cadence and not self._agreed
+        if by_hand or not at.by_cadence:
+            self._agree(self._handed_in() if by_hand and self._handed else self._boundary_vote(stop))
+        stop, self._agreed = self._stop, False
+        if at.by_cadence:
+            self._by_hand = by_hand
         self._close_body()
         if self.sharing.changes:
             self.sharing.hear(self._from_rank_0(self.sharing.said_at(context) if self.rank == 0 else b""))
@@ -548,6 +559,20 @@ class Group(JoinedRanks):
             self._even_out(context)
         self._reseed(context)
         return stop
+
+    def _boundary_vote(self, stop: bool) -> Sequence[Sequence[float]]:
+        return self._vote(About.BOUNDARY, 0.0, stop, self._wishes(), self.sharing.own_s)
+
+    def _handed_in(self) -> Sequence[Sequence[float]]:
+        """What all ranks said when this body began. Nobody waits, if a wrapper has exchanged gradients since."""
+        assert self._shared is not None
+        try:
+            with self._talking():
+                return self._shared.read(self._check_connections)
+        except GroupBroken as error:
+            raise PeerLost(str(error)) from error
+        except NotTogether:
+            raise other_steps() from None
 
     def _commits(self, context: Trained, at: CommitPoint) -> bool:
         """Whether this boundary ends with a commit, from what is the same in all ranks."""

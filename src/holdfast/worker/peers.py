@@ -83,7 +83,7 @@ class Peers(Protocol):
         """Everything is as it was in the snapshot; what belongs to a rank alone is made its own again."""
         ...
 
-    def open_body(self, batch: Batch) -> None:
+    def open_body(self, batch: Batch | None) -> None:
         """The body of a loop begins, with this rank's share of the batch. The script may compute in it by itself."""
         ...
 
@@ -151,7 +151,7 @@ class Alone:
     def landed(self, context: Trained) -> None:
         return None
 
-    def open_body(self, batch: Batch) -> None:
+    def open_body(self, batch: Batch | None) -> None:
         return None
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:

@@ -243,6 +243,7 @@ class Session:
                 self._commits.commit(CommitPoint.FREE)
                 if self._commits.stopping:
                     self._commits.stop()
+                self._context.peers.open_body(None)
         return self._position.step
 
     @property
