@@ -118,7 +118,7 @@ def test_ranks_that_seed_themselves_share_one_order(tmp_path: Path, wrapped: boo
 def test_data_that_cannot_be_shared_are_refused_before_the_first_step(tmp_path: Path, data: str, said: str) -> None:
     with launched(tmp_path, 2, data=data) as launch:
         ended = launch.end()
-    assert launch.process.returncode == 1 and said in ended["error"]["message"], ended
+    assert launch.process.returncode == 2 and said in ended["error"]["message"], ended
     assert not list(launch.seen.iterdir())
 
 
