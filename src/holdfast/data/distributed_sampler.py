@@ -94,7 +94,7 @@ class AllReplicas:
                     cause=f"the run began with {self.replicas}, and there are {made.num_replicas} now",
                     hints=[f"go on with {self.replicas} ranks, or use torch's DistributedSampler"],
                 )
-            like = DistributedSampler(made.dataset, self.replicas, 0, drop_last=made.drop_last)
+            like: DistributedSampler[Any] = DistributedSampler(made.dataset, self.replicas, 0, drop_last=made.drop_last)
             made.num_replicas, made.num_samples, made.total_size = self.replicas, like.num_samples, like.total_size
         made.rank = rank
         return made
