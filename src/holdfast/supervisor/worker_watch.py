@@ -157,21 +157,22 @@ class Watch:
         return self._clock.heard(beat.silence)
 
     def fault_of_worker(self, beat: Beat, limit: float, device: str, process_state: str | None) -> Fault:
-        """The fault of a worker that was silent for longer than `limit`."""
+        """The fault of a worker that was silent for longer than `limit`, or is deadlocked."""
         found = {"process_state": process_state}
         message = f"silent for {beat.silence:.1f} s in {beat.phase.label}"
         if self._deadlocked:
-            message, found = f"{message}: {DEADLOCK}", {**found, "deadlock": DEADLOCK}
+            found["deadlock"] = DEADLOCK
+            fault = self.fault_of(beat, beat.silence, None, device, f"{message}: {DEADLOCK}", found)
         else:
-            message = f"{message}, allowed {limit:.1f} s"
-        return self.fault_of(beat, beat.silence, limit, device, message, found).at(step=beat.at, phase=beat.phase.label)
+            fault = self.fault_of(beat, beat.silence, limit, device, f"{message}, allowed {limit:.1f} s", found)
+        return fault.at(step=beat.at, phase=beat.phase.label)
 
     def fault_of(
-        self, beat: Beat, silence: float, limit: float, device: str, message: str, found: Mapping[str, Any]
+        self, beat: Beat, silence: float, limit: float | None, device: str, message: str, found: Mapping[str, Any]
     ) -> Fault:
         """The fault of a silence longer than `limit`. If the step was only slow, it passes the second time."""
         self._stretch[beat.at] = 4.0 * self.stretch(beat)
-        measured = {"silence_s": round(silence, 3), "limit_s": round(limit, 3)}
+        measured = {"silence_s": round(silence, 3)} | ({} if limit is None else {"limit_s": round(limit, 3)})
         return Fault(Kind.HANG, device=device, message=message, evidence={**measured, **found})
 
     def learn(self, beat: Beat) -> None:
