@@ -62,15 +62,16 @@ def test_a_difference_is_seen(strangers: ModuleType) -> None:
 
 def test_what_the_page_says_was_measured(strangers: ModuleType) -> None:
     kept = json.loads((ROOT / "benchmarks" / "results" / "ranks-strangers-cpu.json").read_text())["scripts"]
-    assert set(kept) == set(strangers.STRANGERS)
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8").splitlines()
+    assert set(kept) <= set(strangers.STRANGERS)
     for name, row in kept.items():
         stranger = strangers.STRANGERS[name]
         assert (row["repository"], row["commit"]) == (stranger.repository, stranger.commit)
         assert row["held_out"] == stranger.held_out
-        assert row["torchrun"] == row["launch"] == row["killed"] == "finished", row
-        assert row["process_of_rank_0"] == "kept" and row["weights"] == row["steps_of_the_quiet_run"] == "equal", row
-        (line,) = [
-            line for line in page.splitlines() if line.startswith(f"| {stranger.repository}: {stranger.files[0]}")
-        ]
-        assert stranger.commit[:8] in line and f" {row['step_ratio']['median']:.2f} " in line
+        (line,) = [line for line in page if line.startswith(f"| {stranger.repository}: {Path(stranger.files[0]).name}")]
+        assert stranger.commit[:8] in line and ("held out" in line) == stranger.held_out
+        if row.get("killed") == "finished":
+            assert row["process_of_rank_0"] == "kept" and row["weights"] == row["steps_of_the_quiet_run"] == "equal"
+            assert f" {row['kills']} kill" in line and "equal" in line
+        else:
+            assert "not" in line, "the page says so"

@@ -161,7 +161,7 @@ STRANGERS = {
         "LambdaLabsML/distributed-training-guide", "aed748914472cca80d8cfe139ab43ec63103913a", "MIT",
         ("04-fully-sharded-data-parallel/train_llm.py",),
         ("-d", "none", "-m", "llama", "-s", "32", "-b", "2", "--num-epochs", "2"), nothing, 40,
-        "backend gloo, device cpu, no memory statistics, a llama of four small layers, random words", "FSDP2",
+        "backend gloo, device cpu, no memory statistics, a small llama of transformers 5, random words", "FSDP2",
         held_out=True,
     ),
 }  # fmt: skip
