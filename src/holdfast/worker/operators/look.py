@@ -53,6 +53,8 @@ class Look(TorchDispatchMode):
         """Seconds that the look itself took so far, without the operators of the step."""
         self.shifted = False
         """Whether the step makes other calls than the one that was listed."""
+        self.streams: set[Any] = set()
+        """Of CUDA, that copies are on: FSDP2 computes on others than the script does."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -72,6 +74,8 @@ class Look(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if types and any(map(_of_parts, types)):  # of FSDP2: what it does to this rank's part comes here next
+            return NotImplemented
         number, self.calls = self.calls, self.calls + 1
         if self.chosen is not None and number not in self.chosen:  # nearly all calls: a look costs what they cost
             return func(*args, **kwargs)
@@ -214,6 +218,8 @@ class Look(TorchDispatchMode):
         self.left -= tensor.numel() * tensor.element_size()
         if tensor.device.type == "cpu":
             return tensor.clone(memory_format=torch.contiguous_format)
+        if tensor.device.type == "cuda":
+            self.streams.add(torch.cuda.current_stream(tensor.device))
         place = self._place(tensor)
         if place is None:
             return tensor.contiguous().to("cpu", non_blocking=tensor.device.type == "cuda")
@@ -227,6 +233,11 @@ class Look(TorchDispatchMode):
         place = self.room[self.filled : self.filled + size].view(tensor.dtype).view(tensor.shape)
         self.filled += -(-size // 64) * 64
         return place
+
+
+def _of_parts(kind: type) -> bool:
+    """Tensors of which each rank holds a part (DTensor)."""
+    return kind is not Tensor and hasattr(kind, "device_mesh") and hasattr(kind, "to_local")
 
 
 _INFOS: dict[Any, tuple[str, bool] | None] = {}
