@@ -6,17 +6,22 @@ tried with real slots in this process, where any rank may be lost after any vote
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from holdfast.base import processes
 from holdfast.base.board import Board
@@ -29,6 +34,9 @@ from holdfast.run.messages import Message
 from holdfast.state.protected import Protected
 from holdfast.state.slots import Arena
 from holdfast.state.snapshot import Snapshots
+from holdfast.state.torch_private import TorchDispatchMode
+from holdfast.worker.operators.confirmation import compare_here
+from holdfast.worker.operators.recorder import Recorder
 from tests.distributed.driving import SHARDED
 from tests.distributed.test_rank_ladder import Ill, seats
 from tests.distributed.test_sharded_ladder import check_weights, launched, of
@@ -170,6 +178,54 @@ def _saved(run: RunFolder, step: int) -> dict[str, torch.Tensor]:
     """The model in a checkpoint."""
     (path,) = (run.path / "checkpoints" / f"{step:06}").glob("*.safetensors")
     return {name: each for name, each in load_file(path).items() if name.startswith("model")}
+
+
+# What is compared -------------------------------------------------------------------------------------------
+
+
+class _Wrong(TorchDispatchMode):
+    """A device whose kernel of this name gives three times the right answer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.name = name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(each, "device_mesh") for each in types):
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        return out.mul_(3.0) if func._schema.name == f"aten::{self.name}" else out
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", [None, "mm", "lerp_", "addcdiv_"])
+def test_forward_backward_and_the_update_of_a_part_are_compared(group: None, name: str | None) -> None:
+    """One rank, whose parts have the shapes of the whole: torch tries each operator with tensors that hold nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 17), nn.ReLU(), nn.Linear(17, 5)).double()
+    mesh = init_device_mesh("cpu", (1,))
+    for each in (model[0], model):
+        fully_shard(each, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = Recorder(torch.device("cpu"), label="pretend:0")
+    recorder.everything = True
+    with _Wrong(name) if name else contextlib.nullcontext():
+        for step in range(2):
+            with recorder.look(step):
+                model(torch.randn(4, 8, dtype=torch.float64)).square().mean().backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+            optimizer.zero_grad()
+            cases = recorder.taken()
+            assert {"addmm", "mm", "lerp_", "addcmul_", "addcdiv_"} <= {case.title for case in cases}
+            wrong = {case.title for case in cases if not compare_here(case).agrees}
+            assert wrong == ({name} if name else set())
 
 
 # The commit that all keep -----------------------------------------------------------------------------------

@@ -232,6 +232,23 @@ def _has(arena: Arena, head: PartCopy) -> bool:
     return commit is not None and commit.generation == head.generation
 
 
+def _carry_over(kept: list[Slot], arena: Arena) -> None:
+    """Copies that are kept go on in larger slots; they would not be sent again."""
+    for slot, target in zip(kept[-(_KEPT - LEAST) :], arena.slots, strict=False):
+        commit = slot.read(savepoints=True)
+        if commit is not None and commit.size <= target.capacity:
+            target.begin(commit.sequence)
+            target.payload(commit.size)[:] = slot.payload(commit.size)
+            target.commit(
+                sequence=commit.sequence,
+                step=commit.step,
+                generation=commit.generation,
+                size=commit.size,
+                resumable=commit.resumable,
+            )
+            target.consider()
+
+
 def _copy(slot: Slot, commit: Commit) -> memoryview | None:
     """The bytes of a snapshot, copied piece by piece: other threads run in between. None if it was overwritten."""
     source, made = slot.payload(commit.size), memoryview(bytearray(commit.size))
@@ -394,6 +411,7 @@ class CopyReceiver:
                 return None
         else:
             before.sort(key=lambda slot: slot.age)
+            _carry_over([slot for slot in before if slot.considered], arena)
             old = self._old[head.seat] = []
             for slot in before:
                 if slot.path is not None and slot.read(savepoints=True) is not None:

@@ -26,6 +26,7 @@ LISTED = 8
 """Operators of a look that lists the calls of the step as well, which takes its time."""
 _MOVES = ("_to_copy", "clone", "copy_")
 _HELD = frozenset(DTYPES.values())
+_KNOWN = (Tensor, torch.nn.Parameter)
 
 
 class Look(TorchDispatchMode):
@@ -103,6 +104,12 @@ class Look(TorchDispatchMode):
         if len(tensors) < len(args):
             tensors += [e for each in args if isinstance(each, (list, tuple)) for e in each if isinstance(e, Tensor)]
         tensors += [each for each in kwargs.values() if isinstance(each, Tensor)]
+        if not all(type(each) in _KNOWN for each in tensors):
+            # Before its kind is made: plain tensors of the same shapes are compared. For tensors in parts torch calls
+            # each operator once with such ones, to learn the shapes.
+            self.choice.left_alone["tensors of another kind"] += 1
+            self.shifted = self.shifted or self.chosen is not None
+            return None
         back = in_backward()
         kind = self.choice.kind_of(info[0], back, tensors)
         if not self._wants(kind):
@@ -127,8 +134,8 @@ class Look(TorchDispatchMode):
 
     def _unfit(self, tensors: list[Tensor]) -> str:
         """Why these are left alone."""
-        if not all(type(each) in (Tensor, torch.nn.Parameter) and _plain(each) for each in tensors):
-            return "tensors of another kind"
+        if not all(map(_plain, tensors)):
+            return "tensors of another format"
         return "on another device" if tensors and not any(self.choice.ours(each) for each in tensors) else ""
 
     def _wants(self, kind: str) -> bool:
