@@ -28,6 +28,7 @@ from holdfast.base.board import Board
 from holdfast.devices.ledger import Ledger
 from holdfast.distributed import rank_devices
 from holdfast.distributed.checked_commits import CheckedCommits
+from holdfast.injection import away
 from holdfast.injection.ailments import Ailment
 from holdfast.run.folder import RunFolder
 from holdfast.run.messages import Message
@@ -69,6 +70,8 @@ def check_quiet(folder: Path, run: RunFolder, **job: Any) -> None:
 
 def check_found(run: RunFolder, rank: int, step: int = 8) -> dict[str, Any]:
     """The right rank is named, and all have gone back to a commit before its numbers went wrong; returns that."""
+    events = [(event.kind, event.data.get("text")) for event in run.events()]
+    assert [len(of(run, kind)) for kind in ("fault", "verdict", "undone")] == [1, 1, 1], events
     (fault,) = of(run, "fault")
     assert (fault["kind"], fault["device"], fault["step"]) == ("wrong_numbers", f"rank {rank}", step)
     (verdict,) = of(run, "verdict")
@@ -135,16 +138,24 @@ def test_the_others_go_on_without_a_rank_whose_card_is_wrong(tmp_path: Path) -> 
     code, printed, run = launched(tmp_path, wrong("pretend:1"), "--min-ranks", "1", **EACH_STEP)
     assert code == 0 and printed["receipt"]["steps"] == 15, printed
     check_found(run, 1)
-    (away,) = [str(note["text"]) for note in of(run, "note") if "away" in note]
-    assert away.startswith("rank 1 is away (pretend:1 computes wrong numbers): 1 of 2 ranks train")
+    (gone,) = [str(note["text"]) for note in of(run, "note") if "away" in note]
+    assert gone.startswith("rank 1 is away (pretend:1 computes wrong numbers): 1 of 2 ranks train")
     assert not [note for note in of(run, "note") if "back" in note]
     check_weights(run, tmp_path, epochs=3)
 
 
 @pytest.mark.long
 def test_a_spare_takes_the_place_of_a_rank_whose_card_is_wrong(tmp_path: Path) -> None:
-    code, printed, run = launched(tmp_path, wrong("pretend:1"), "--spares", "1", cards=3, **EACH_STEP)
-    assert code == 0 and printed["receipt"]["steps"] == 15, printed
+    """The first two that are ready are ranks, so the third finds no card until those have begun."""
+    not_yet = tmp_path / "not-yet"
+    not_yet.touch()
+    env = {rank_devices.PRETEND_CARDS: "3", away.VARIABLE: f"2={not_yet}"}
+    words = ("--device", "pretend", "--spares", "1")
+    with Ill(tmp_path, 2, wrong("pretend:1"), words=words, env=env, snapshot="1", path=SHARDED, **EACH_STEP) as launch:
+        launch.until(lambda: launch.roster() is not None)
+        not_yet.unlink()
+        assert launch.finish()["receipt"]["steps"] == 15
+    run = launch.run
     check_found(run, 1)
     check_quiet(tmp_path, run, **EACH_STEP)
 
