@@ -157,7 +157,9 @@ def test_json_holds_every_setting(command: Command) -> None:
         "default": 5.0,
         "accepts": "a duration above zero such as 90s, 5m or 1h30m",
         "variable": "HOLDFAST_WATCHDOG_FLOOR",
-        "description": "The shortest silence that is ever called a hang, however fast the steps are.",
+        "description": (
+            "The shortest silence that is called a hang, however fast the steps are; a deadlock is seen earlier."
+        ),
     }
 
 

@@ -129,7 +129,7 @@ class Data:
     def __getitem__(self, index):
         return [torch.full((size,), index) for size in sizes]
 
-for limit, sizes in [(None, [300_000]), (50, [3] * 30)]:
+for limit, sizes in [(None, [300_000]), (50, [1_200] * 30)]:
     if limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     loader = Loader(Data(), 4, num_workers=2)

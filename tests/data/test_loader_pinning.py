@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.data.loader import Batch
-from holdfast.data.loader_processes import pinned
+from holdfast.data.loader_processes import STAGED, pinned, pinned_where_large
 from tests.data.loaders import POSIX, TIDY, make, values
 
 pytestmark = [POSIX, TIDY]
@@ -45,3 +45,10 @@ def test_a_batch_keeps_its_shape_in_pinned_memory() -> None:
     """With `pin_memory=None` the same script is pinned on one machine and not on another; torch 2.6 made lists."""
     batch = ("a", {"pair": (1, 2)}, [(3,), "b"])
     assert pinned(batch) == batch
+
+
+@pytest.mark.parametrize("size", [3, STAGED])
+def test_a_sparse_tensor_comes_through(size: int) -> None:
+    """It has no `nbytes`, and not every torch can pin it."""
+    _, sparse = pinned_where_large([torch.ones(2), torch.ones(size).to_sparse()])
+    assert torch.equal(sparse.to_dense(), torch.ones(size))

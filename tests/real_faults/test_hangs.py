@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from holdfast.record import evidence
 from holdfast.record.evidence import stacks
 from holdfast.run.events import Event
 from holdfast.supervisor.supervisor import Supervisor
+from holdfast.supervisor.waits.syscalls import NAMES
+from holdfast.supervisor.worker_watch import DEADLOCK
 from tests.real_faults.conftest import Drive
 from tests.real_faults.driving import JOBS, SOON, Run, alive, assert_exact
 from tests.waiting import wait_until
@@ -53,13 +56,31 @@ def test_hangs_are_detected_and_their_stacks_kept(
 
 
 def check_detection(run: Run, at: int, event: Event) -> None:
-    """Within max(floor, 4 x the slowest recent step of that phase)."""
+    """Within max(floor, 4 x the slowest recent step of that phase); a deadlock is seen as soon as anybody looks."""
     record = json.loads((run.evidence(at + 1) / "fault.json").read_text())
     slowest = record["board"]["times"][event.data["phase"]]["slowest_s"]
+    if "deadlock" in record["fault"]["evidence"]:
+        assert HANGS[at] != "sigstop", "whoever is halted can be woken"
+        assert record["fault"]["evidence"]["silence_s"] >= 4 * slowest
+        return
     limit = record["fault"]["evidence"]["limit_s"]
     assert limit == pytest.approx(max(1.0, 4 * slowest), rel=0.1)
     assert limit - 0.2 <= record["fault"]["evidence"]["silence_s"] <= limit + SLACK
     assert seconds(event) - fired(run, at) <= limit + SLACK
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not NAMES, reason="the waits of threads are only seen on Linux")
+@pytest.mark.parametrize("hang", ["hang", "hang_c", "hang_gil"])
+def test_a_deadlock_in_a_step_needs_no_limit(drive: Drive, reference: Drive, hang: str) -> None:
+    """The limits are longer than any test may take."""
+    patient = {"watchdog.floor": "2h", "watchdog.first_step": "2h"}
+    run = drive(faults=f"{hang}@5:backward", settings=patient)
+    assert_exact(run, reference(), faults=1)
+    fault = json.loads((run.evidence(1) / "fault.json").read_text())["fault"]
+    assert fault["kind"] == "hang"
+    assert fault["evidence"]["deadlock"] == DEADLOCK
+    assert "limit_s" not in fault["evidence"]
+    assert fault["message"].endswith(f"s in backward: {DEADLOCK}")
 
 
 def check_stacks(folder: Path, hang: str) -> None:

@@ -38,6 +38,7 @@ from holdfast.data.generators import States, Watch, capture_all, give_back, keep
 from holdfast.data.sample_marks import IDLE, NOWHERE, Place
 from holdfast.data.sample_order import Indices, collate_seeds, sample_seeds
 from holdfast.data.sample_seeding import DrewMore, Seeding
+from holdfast.data.small_batch import packed
 from holdfast.state.torch_private import new_worker_info, set_worker_info
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,11 @@ class Fetcher:
         self.used: set[str] = set()
         """The global generators that the dataset or the collate function has used: they are seeded for each sample."""
         self.by_value = False
-        """Send tensors through the pipe: slower, but needs neither shared memory nor file descriptors."""
+        """Send tensors through the pipe, of any size: needs neither shared memory nor file descriptors."""
+        self.room = 0
+        """Bytes that the pipe to the parent holds: a batch that fits into it goes through it (small_batch.py)."""
+        self._small = False
+        """Whether the last batch did."""
         self._states: States | None = None
         """In a child: the generators after the last batch, if it drew from none of them. Nobody else draws there."""
         self.progress: Any = None
@@ -160,7 +165,14 @@ class Fetcher:
     def _packed(self, ticket: Ticket, at: Place) -> bytes:
         if not self.by_value:
             try:
-                return _dumps(self.fetch(ticket, at, self._states))
+                value = self.fetch(ticket, at, self._states)
+                payload = packed(value, self.room) if self.room else None
+                self._small = payload is not None and len(payload) <= self.room
+                if payload is None:
+                    return _dumps(value)
+                if not self._small:  # other things than tensors make it large: they are pickled in any case
+                    self.room = 0
+                return payload
             except (OSError, RuntimeError) as error:
                 if not _is_shortage(error):
                     raise
@@ -215,7 +227,7 @@ class Fetcher:
             return None
         at[0] = COLLATING
         try:
-            value = self._collate(ticket, items) if self.used else self.collate_fn(items)
+            value = self._collate(ticket, items)
         except Exception as error:
             self.failure = self._odd_ones(ticket, items)
             _note(error, f"raised while collating samples {listed(samples)}, batch {ticket.batch}")
@@ -359,6 +371,9 @@ class Fetcher:
     def _collate(self, ticket: Ticket, items: list[Any]) -> Any:
         if self.used and self.collate_fn is not default_collate:  # which draws nothing
             seed(collate_seeds(ticket.seed, ticket.epoch, ticket.batch), self.used)
+        if self._small and self.collate_fn is default_collate:
+            with _not_a_loader_child():  # where it would make the batch in shared memory
+                return self.collate_fn(items)
         return self.collate_fn(items)
 
     def _odd_ones(self, ticket: Ticket, items: list[Any]) -> Failure:

@@ -39,6 +39,7 @@ from holdfast.base import interpreter, processes
 from holdfast.data.batch import tensors_of
 from holdfast.data.loader_child import Failure, Fetcher, Parcel, Start, Ticket, as_it_is, unpack_error
 from holdfast.data.sample_marks import IDLE
+from holdfast.data.small_batch import room_of_a_pipe, widened
 from holdfast.state.torch_private import forget_children, pin
 
 REAP_S = 10.0
@@ -115,6 +116,7 @@ class Feed:
     ) -> None:
         context = self._context(fetcher.start_method or start_method())
         fetcher.progress = self.progress = context.RawArray("q", [IDLE] * workers)
+        fetcher.room = room_of_a_pipe()
         self.born = time.monotonic()
         self.job = job
         self.next = job.start
@@ -145,6 +147,7 @@ class Feed:
         except BaseException:
             self._kill()
             raise
+        widened(self._iterator._worker_result_queue._writer.fileno())
         forget_children(self._iterator)
         self._thread = threading.Thread(target=self._read, name="holdfast-feed", daemon=True)
         self._thread.start()
@@ -347,7 +350,7 @@ STAGED = 1 << 16
 
 def pinned_where_large(value: Any) -> Any:
     """In page-locked memory if that spares the host a wait and can be had; else as it is."""
-    if all(each.nbytes <= STAGED for each in tensors_of(value)):
+    if all(each.numel() * each.element_size() <= STAGED for each in tensors_of(value)):  # sparse ones have no `nbytes`
         return value
     try:
         return pinned(value)

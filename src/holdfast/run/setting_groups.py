@@ -57,7 +57,7 @@ class WatchdogSettings:
     """When a silent worker is called hung, and how it is ended."""
 
     floor: float = setting(5.0, DURATION)
-    """The shortest silence that is ever called a hang, however fast the steps are."""
+    """The shortest silence that is called a hang, however fast the steps are; a deadlock is seen earlier."""
     factor: float = setting(4.0, FACTOR)
     """A phase may take this many times its slowest recent duration before it is called hung."""
     first_step: float = setting(180.0, DURATION)

@@ -267,7 +267,8 @@ class Supervisor(RunLoop):
         limit = self._watch.limit_now(beat, silence)
         self._limit_in = limit - silence
         # Without a descriptor for its end nobody wakes us; from half of the limit on, we look at what it waits for.
-        self._calm = worker.pidfd is not None and self.context.accounts.steps > 0 and silence < limit / 2
+        at_ease = silence < limit / 2 and not self._watch.suspects
+        self._calm = worker.pidfd is not None and self.context.accounts.steps > 0 and at_ease
         if self._limit_in <= 0:
             self._worker_hangs(worker, beat, limit)
         else:

@@ -56,6 +56,10 @@ def may_take_any_time(beat: Beat, known: Known) -> bool:
     return beat.phase in _STEP and not learned
 
 
+def is_in_step(beat: Beat) -> bool:
+    return beat.phase in _STEP
+
+
 def _has_learned(phase: Phase, times: PhaseTimes) -> bool:
     """Three times make a habit; one evaluation does, if it was one: the phase is entered after every last batch."""
     if phase is Phase.EVALUATE:

@@ -12,7 +12,8 @@ fault and the longer limit after it are these.
 watchdog.py gives the limit, as a pure function; here is what is remembered between two looks. If the length of a phase
 is not known, or it is the user's own code, we look at what the silent worker waits for (waits/): one that waits for
 something outside (a socket, a file, a child, its own timer) gets more time, and somebody is told before any worker is
-ended. `Supervisor._look` decides.
+ended. A worker that is deadlocked in a step (waits/deadlock.py) needs no limit: it will never say anything again.
+`Supervisor._look` decides.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from holdfast.base.board import Beat, Phase, PhaseTimes
 from holdfast.base.human import duration
 from holdfast.faults.classification import Fault, Kind
 from holdfast.run.setting_groups import WatchdogSettings
-from holdfast.supervisor.waits import Finding, Grade, Waits
-from holdfast.supervisor.watchdog import allowed_silence, may_take_any_time, merge_known
+from holdfast.supervisor.waits import Deadlock, Finding, Grade, Waits
+from holdfast.supervisor.watchdog import allowed_silence, is_in_step, may_take_any_time, merge_known
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at what a silent worker waits for."""
+DEADLOCK = "its threads wait for each other, without a deadline, and nobody can wake them"
 PAUSE = 1.5
 """Seconds between two looks from which on this process itself was stopped: a closed lid, a paused container."""
 
@@ -65,6 +67,8 @@ class Watch:
         self.settings = settings
         self._tell = tell
         self._waits = Waits()
+        self._deadlock = Deadlock()
+        self._deadlocked = False
         self._finding: Finding | None = None
         self._looked = 0.0
         self._told: set[Grade] = set()
@@ -81,12 +85,19 @@ class Watch:
         return self._stretch.get(beat.at, 1.0)
 
     def limit_now(self, beat: Beat, silence: float) -> float:
-        """As `limit`; longer where the worker waits for something outside, in a phase of unknown length."""
+        """As `limit`; longer where the worker waits for something outside, in a phase of unknown length.
+
+        None is left to a worker that is deadlocked in a step.
+        """
         limit = self.limit(beat)
         if beat.beats != self._beats:
             self._beats, self._finding, self._looked = beat.beats, None, 0.0
             self.heard()
             self._waits.forget()
+            self._deadlock.forget()
+            self._deadlocked = False
+        if self._is_deadlocked(beat, silence):
+            return min(limit, silence)
         if silence <= limit / 2 or beat.pid <= 0 or not may_take_any_time(beat, self._known):
             return limit
         finding = self._look(beat.pid)
@@ -95,6 +106,18 @@ class Watch:
             limit = math.inf if finding.endless else max(limit, self.settings.wait, ends)
         self._warn(beat, silence, limit, finding)
         return limit
+
+    @property
+    def suspects(self) -> bool:
+        """The last look found a worker that nobody wakes: the next look should come soon."""
+        return self._deadlock.suspected
+
+    def _is_deadlocked(self, beat: Beat, silence: float) -> bool:
+        """Only what is longer than any step before is worth a look."""
+        usual = self.settings.factor * beat.times[beat.phase].slowest_s
+        if not self._deadlocked and is_in_step(beat) and beat.pid > 0 and silence > usual:
+            self._deadlocked = self._deadlock.proven(beat.pid)
+        return self._deadlocked
 
     def _look(self, pid: int) -> Finding:
         now = time.monotonic()
@@ -134,17 +157,22 @@ class Watch:
         return self._clock.heard(beat.silence)
 
     def fault_of_worker(self, beat: Beat, limit: float, device: str, process_state: str | None) -> Fault:
-        """The fault of a worker that was silent for longer than `limit`."""
-        message = f"silent for {beat.silence:.1f} s in {beat.phase.label}, allowed {limit:.1f} s"
+        """The fault of a worker that was silent for longer than `limit`, or is deadlocked."""
         found = {"process_state": process_state}
-        return self.fault_of(beat, beat.silence, limit, device, message, found).at(step=beat.at, phase=beat.phase.label)
+        message = f"silent for {beat.silence:.1f} s in {beat.phase.label}"
+        if self._deadlocked:
+            found["deadlock"] = DEADLOCK
+            fault = self.fault_of(beat, beat.silence, None, device, f"{message}: {DEADLOCK}", found)
+        else:
+            fault = self.fault_of(beat, beat.silence, limit, device, f"{message}, allowed {limit:.1f} s", found)
+        return fault.at(step=beat.at, phase=beat.phase.label)
 
     def fault_of(
-        self, beat: Beat, silence: float, limit: float, device: str, message: str, found: Mapping[str, Any]
+        self, beat: Beat, silence: float, limit: float | None, device: str, message: str, found: Mapping[str, Any]
     ) -> Fault:
         """The fault of a silence longer than `limit`. If the step was only slow, it passes the second time."""
         self._stretch[beat.at] = 4.0 * self.stretch(beat)
-        measured = {"silence_s": round(silence, 3), "limit_s": round(limit, 3)}
+        measured = {"silence_s": round(silence, 3)} | ({} if limit is None else {"limit_s": round(limit, 3)})
         return Fault(Kind.HANG, device=device, message=message, evidence={**measured, **found})
 
     def learn(self, beat: Beat) -> None:

@@ -47,6 +47,11 @@ class Thread:
         return self.call == "futex_waitv" or (self.call == "futex" and bool(self.args) and not self.args[1] & 128)
 
 
+def main_thread(pid: int) -> Thread | None:
+    """The one that has the number of the process; None where there is no /proc or the process is gone."""
+    return _thread(pid, pid)
+
+
 def threads(pid: int) -> list[Thread]:
     """All of them, the main one first; none where there is no /proc or the process is gone."""
     try:
