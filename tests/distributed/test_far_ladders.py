@@ -350,6 +350,28 @@ def test_a_far_rank_with_a_part_of_the_model_moves_to_a_free_card(tmp_path: Path
         assert (launch.weights()[name] - values).abs().max() < 1e-6, name
 
 
+@on_machines
+@pytest.mark.long
+@pytest.mark.parametrize("bad", [1, 0], ids=["far", "first"])
+def test_wrong_numbers_of_a_rank_with_a_part_take_all_machines_back_to_one_commit(tmp_path: Path, bad: int) -> None:
+    """Its copy on the first machine is not overwritten by newer ones."""
+    ill = Ailment("wrong", step=8, times=None, device="pretend:0")
+    job: dict[str, Any] = {"path": SHARDED, "snapshot": "1", "epochs": 3, "sentinel.cost": 100}
+    with (
+        Machines(2, share=[tmp_path]) as machines,
+        IllSeveral(machines, tmp_path, ill, nproc=1, on=bad, **job) as launch,
+    ):
+        launch.begin(**{rank_devices.PRETEND_CARDS: "2"})
+        assert launch.finish()["receipt"]["steps"] == 15
+    assert launch.has_said(f"rank {bad} on m{bad} moved from pretend:0 to pretend:1 (")
+    (verdict,) = launch.of("verdict")
+    assert (verdict["blame"], verdict["rank"], verdict["host"]) == ("device", bad, f"m{bad}")
+    (undone,) = launch.of("undone")
+    assert undone["rank"] == bad and 0 < undone["to_step"] < 8, undone
+    for name, values in whole_alone(tmp_path / "alone", epochs=3).items():
+        assert (launch.weights()[name] - values).abs().max() < 1e-6, name
+
+
 # What another machine says ------------------------------------------------------------------------------------------
 
 

@@ -284,3 +284,45 @@ def test_a_copy_that_is_coming_is_waited_for(jobs: tuple[Job, Job], monkeypatch:
     slowly.start()
     assert waiting._with_all_parts(memoryview(own), 3) is not None  # type: ignore[misc]
     slowly.join()
+
+
+def test_copies_of_parts_that_ranks_may_go_back_to_are_kept(jobs: tuple[Job, Job], sender: Any) -> None:
+    """Newer ones take the place of others, until the mark goes; also if the slots have to be larger (from 10 on)."""
+    here, there = jobs
+    ours, theirs = socket.socketpair()
+    CopyReceiver(there, theirs)
+    arena = Arena.create(4096, slots=5, folder=here.slots(1), named=True)
+    _write(arena.slots[0], _payload(1, 2, 1), 1)
+    sender(_once(ours))
+    assert wait_until(lambda: _kept(there, 1) == [1])
+    arena.slots[0].agree()
+    assert wait_until(lambda: _marked(there, 1) == [1])
+    for sequence in range(2, 14):
+        slot = arena.slots[4 if sequence == 6 else 1 + sequence % 3]
+        _write(slot, _payload(1, 2, sequence), sequence)
+        if sequence == 6:
+            slot.consider()
+        assert wait_until(lambda now=sequence: now in _kept(there, 1))  # type: ignore[misc]
+        if sequence == 6:
+            assert wait_until(lambda: _marked(there, 1) == [1, 6])
+        if sequence == 9:
+            arena.slots[0].forget_agreement()
+            assert wait_until(lambda: _marked(there, 1) == [6])
+    kept = set(_kept(there, 1))
+    assert {6, 12, 13} <= kept and 1 not in kept
+    arena.slots[4].forget_agreement()
+    for sequence in range(14, 19):
+        _write(arena.slots[1 + sequence % 3], _payload(1, 2, sequence), sequence)
+        assert wait_until(lambda now=sequence: now in _kept(there, 1))  # type: ignore[misc]
+    assert _kept(there, 1) == [15, 16, 17, 18]
+
+
+def _marked(job: Job, seat: int) -> list[int]:
+    found = []
+    for arena in job.arenas(seat):
+        for slot in arena.slots:
+            commit = slot.read()
+            if commit is not None and slot.considered:
+                found.append(commit.sequence)
+            slot.close()
+    return sorted(found)

@@ -47,14 +47,16 @@ def whole_alone(folder: Path, **job: Any) -> dict[str, torch.Tensor]:
 
 
 def launched(
-    folder: Path, ill: Ailment, *words: str, cards: int = 0, **job: Any
+    folder: Path, ill: Ailment | None, *words: str, cards: int = 0, ranks: int = 2, **job: Any
 ) -> tuple[int, dict[str, Any], RunFolder]:
-    """Two ranks with a part each, on pretended cards: the exit code, what is printed, the run."""
+    """Ranks with a part each, on pretended cards: the exit code, what is printed, the run."""
+    folder.mkdir(exist_ok=True)
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, rank_devices.PRETEND_CARDS: str(cards)}
-    env[ailments.VARIABLE] = str(ailments.write(folder / "ailments" / "pretend.json", [ill]))
+    env[ailments.VARIABLE] = str(ailments.write(folder / "ailments" / "pretend.json", [ill] if ill else []))
     given = {"seen": folder, "run.folder": folder, "run.threads": 1, "snapshot.every": 1, **job}
-    command = [sys.executable, "-m", "holdfast", "launch", "--nproc", "2", "--device", "pretend", *words, str(SHARDED)]
+    how = ["--nproc", str(ranks), "--device", "pretend", *words]
+    command = [sys.executable, "-m", "holdfast", "launch", *how, str(SHARDED)]
     done = subprocess.run(
         [*command, "--json", "-q", *(f"{key}={value}" for key, value in given.items())],
         env=env,
@@ -72,9 +74,9 @@ def of(run: RunFolder, kind: str) -> list[dict[str, Any]]:
     return [event.data for event in run.events() if event.kind == kind]
 
 
-def check_weights(run: RunFolder, folder: Path) -> None:
+def check_weights(run: RunFolder, folder: Path, **job: Any) -> None:
     found = load_file(run.path / "final.safetensors")
-    for name, values in whole_alone(folder / "alone").items():
+    for name, values in whole_alone(folder / "alone", **job).items():
         assert (found[name] - values).abs().max() < 1e-6, name
 
 
@@ -114,7 +116,7 @@ def test_the_others_share_out_the_part_of_a_rank_whose_device_fails(tmp_path: Pa
 
 @pytest.mark.long
 def test_a_rank_with_a_part_comes_back_to_its_card(tmp_path: Path) -> None:
-    """Nothing can be compared with the CPU there: the steps of its probation have to do."""
+    """On probation every step is compared with the CPU, in the parts of that rank."""
     ill = Ailment("error", step=4, times=2, probes=False, device="pretend:1")
     code, printed, run = launched(tmp_path, ill, cards=3, epochs=60, pause=0.05, **SOON)
     assert code == 0 and printed["receipt"]["steps"] == 300

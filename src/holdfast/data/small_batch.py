@@ -79,8 +79,8 @@ class _Pickler(ForkingPickler):
             raise _OtherWay
         if value.nbytes:
             self._seen.add(value.data_ptr())
-        data = pickle.PickleBuffer(value.view(-1).view(torch.uint8).numpy())
-        return _tensor, (data, value.dtype, tuple(value.shape))
+        data: Any = value.view(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(data), value.dtype, tuple(value.shape))
 
 
 def packed(value: Any, room: int) -> bytes | None:

@@ -17,6 +17,7 @@ Between both:
 In a rank:
     rank.py, rank_link.py, rank_snapshots.py  its life, its way to the run folder, what it goes on from
     joined_ranks.py, group.py, wrapped.py     ranks meet and vote; what they agree on; who exchanges gradients
+    checked_commits.py                        the snapshot that ranks with parts of a model go back to
     share_keeper.py, share_rule.py, group_shares.py
                                               how many samples of a batch each rank computes
     connections.py, meeting.py, leave_watch.py, shared_votes.py, script_calls.py, stragglers.py

@@ -24,6 +24,7 @@ Seats on the CPU beside accelerators (`beside`) have a process that waits until 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -36,7 +37,7 @@ from typing import Any, Protocol
 
 from holdfast.base import interpreter, processes
 from holdfast.base.folders import open_growing
-from holdfast.distributed import rank_devices, roster
+from holdfast.distributed import rank_devices, rank_ladder, roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import SEAT
 from holdfast.distributed.rank_devices import MOVED
@@ -273,6 +274,8 @@ class RankAgent:
         member.strikes = 0 if was_rank or not code else member.strikes + 1
         if member.strikes:
             self._put_off(member, now, code)
+        if self._is_given_up(member):
+            member.strikes, member.pause_until = MOST_STRIKES, math.inf
         if member.ready:
             member.lost = now
         member.pid, member.ready = 0, False
@@ -287,8 +290,22 @@ class RankAgent:
             # Where the others go on without it, a rank whose device cannot be opened tries again later.
             counts = counts and not (left.get("why") == "device" and self._may_shrink)
             stuck = self._ladder.ended(member.seat, member.pid, code, generation=self._number, counts=counts)
-            if stuck is not None and not self._may_shrink:
+            if stuck is not None and not self._may_shrink and not self._others_suffice(member):
                 self.job.end({"state": "GAVE_UP", "error": stuck.to_json()})
+
+    def _is_given_up(self, member: Member) -> bool:
+        """Its device computes wrong numbers, and there is no other for it."""
+        answer = rank_ladder.answer(self.job, member.pid)
+        if answer is None or not answer.final:
+            return False
+        self.job.note(f"away-{member.seat}", {"why": f"{answer.before} computes wrong numbers"})
+        return True
+
+    def _others_suffice(self, member: Member) -> bool:
+        """A spare can take the place of a seat that is given up."""
+        others = [each for each in self._members if each is not member and each.seat not in self._left_out()]
+        enough = sum(each.ready or each.strikes < MOST_STRIKES for each in others) >= self.least
+        return enough and self._is_given_up(member)
 
     def _put_off(self, member: Member, now: float, code: int) -> None:
         """Its process was of no use. Where others go on meanwhile, the next one comes later."""

@@ -42,6 +42,7 @@ from holdfast.data.generators import NAMES, seed
 from holdfast.data.loader import Loader
 from holdfast.data.sample_order import key_of, mix_word
 from holdfast.distributed import rank_numbers
+from holdfast.distributed.checked_commits import CheckedCommits
 from holdfast.distributed.connections import connections, ends
 from holdfast.distributed.group_shares import CHANGE
 from holdfast.distributed.job import Job
@@ -97,6 +98,8 @@ class Group(JoinedRanks):
         """The last body called backward and the optimizer itself; numbers were handed in as this one began."""
         self._hooks: list[Any] = []
         """Of a body whose parts are not equal: they give gradients the weight of this rank's part."""
+        self._checked: CheckedCommits | None = None
+        """Of ranks that hold parts of the state: which snapshot all of them keep to go back to."""
         self._own: deque[tuple[int, Tensor]] = deque(maxlen=MOST)
         """By step: the loss of this rank's own part, as it is on the device."""
         self._loss: Tensor | None = None
@@ -204,10 +207,14 @@ class Group(JoinedRanks):
         if self._shared is not None:  # a loss on a device is not read: that would wait for the device
             self._shared.hand_in(*self._numbers(None if self._unread_loss else loss))
 
-    def _numbers(self, loss: Tensor | None) -> tuple[float, float, float, float]:
-        """What a rank says of a step: its part of the loss, whether it wants to stop, what it wishes for, its time."""
+    def _numbers(self, loss: Tensor | None) -> tuple[float, ...]:
+        """What a rank says of a step: its part of the loss, whether it wants to stop, what it wishes for, its time, and
+        which of its snapshots was compared with the CPU."""
         part = float(loss) * self._share if loss is not None and self._share else 0.0
-        return part, float(self._board.stop_requested), float(self._wishes()), self.sharing.own_s
+        return part, float(self._board.stop_requested), float(self._wishes()), self.sharing.own_s, self._compared()
+
+    def _compared(self) -> float:
+        return 0.0 if self._checked is None else self._checked.told()
 
     def _wishes(self) -> int:
         """Of rank 0: whether this body should end with a commit, whether all leave the group after one, other parts."""
@@ -235,6 +242,8 @@ class Group(JoinedRanks):
         self._agreed, self._stop = True, any(row[1] for row in rows)
         flags = int(rows[0][2])
         self.sharing.agreed(flags, [row[3] for row in rows])
+        if self._checked is not None:
+            self._checked.hear([row[4] for row in rows])
         if self._context is not None:
             # A change of parts is committed as well, so that the state to go back to has it.
             self._context.cadence.agreed = bool(flags & (_COMMIT | _MEET | CHANGE))
@@ -482,6 +491,7 @@ class Group(JoinedRanks):
                 self._from_first([*own, *module.buffers()])
         self._agreed = False
         if self.wrapped.parts:
+            self._checked = CheckedCommits(context.snapshots)
             self._job.note(IN_PARTS, {"parts": True})
             self._job.note(f"ends-{self.place.restarts}-{self.rank}", {"ends": sorted(ends(connections()).values())})
         rows = self._vote(About.SEQUENCE, context.snapshots.next_sequence - 1)
@@ -561,7 +571,7 @@ class Group(JoinedRanks):
         return stop
 
     def _boundary_vote(self, stop: bool) -> Sequence[Sequence[float]]:
-        return self._vote(About.BOUNDARY, 0.0, stop, self._wishes(), self.sharing.own_s)
+        return self._vote(About.BOUNDARY, 0.0, stop, self._wishes(), self.sharing.own_s, self._compared())
 
     def _handed_in(self) -> Sequence[Sequence[float]]:
         """What all ranks said when this body began. Nobody waits, if a wrapper has exchanged gradients since."""

@@ -37,7 +37,7 @@ from holdfast.distributed.meeting import meet
 from holdfast.distributed.place import LAUNCHER, MACHINE, Place
 from holdfast.distributed.roster import CONNECT, ask, await_next, gather, store_path
 from holdfast.distributed.share_keeper import Policy
-from holdfast.distributed.shared_votes import SharedVotes
+from holdfast.distributed.shared_votes import NUMBERS, SharedVotes
 from holdfast.distributed.wrapped import Wrapped
 from holdfast.faults.classification import Fault, Kind
 from holdfast.state.torch_private import broadcast_all, set_timeout
@@ -244,11 +244,11 @@ class JoinedRanks:
     # -- voting --------------------------------------------------------------------------------------------
 
     def _vote(self, about: int, *values: float, fault: Fault | None = None) -> list[list[float]]:
-        """Four numbers of every rank, by rank. Raises PeerFault if somebody hands in a fault, and it was not us.
+        """A few numbers of every rank, by rank. Raises PeerFault if somebody hands in a fault, and it was not us.
 
         PeerLost if the ranks are in different steps: one failed in a step that others have done. All go back then.
         """
-        mine = torch.zeros(7, dtype=torch.float64)
+        mine = torch.zeros(3 + NUMBERS, dtype=torch.float64)
         mine[0] = 0 if fault is None else 1 + _KINDS.index(fault.kind)
         mine[1] = about
         mine[2] = 0 if self._context is None else self._context.position.step

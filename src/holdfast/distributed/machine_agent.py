@@ -279,6 +279,10 @@ class MachineAgent(RankAgent):
             self._link.send(RankGone(member.seat, pid, code, trained, left, step, phase, silence, said))
         self._members = [each for each in self._members if each is not member]
 
+    def _others_suffice(self, member: Member) -> bool:
+        """Spares of other machines are known to the leader alone."""
+        return False
+
     def _report(self, link: MachineLink) -> None:
         """What the ranks have written since the last look, each thing once."""
         for member in self._members:

@@ -9,6 +9,7 @@ and hands them to a new machine. The first one sends all it has to the second on
 one is lost.
 
 Copies come after the commit and beside the training: a part that is overwritten before it could be sent is left out.
+The parts that ranks keep to go back to are kept here as well.
 The receiver writes them to slots of the same kind, in the folder of the seat they belong to, so that everything that
 reads slots finds them.
 """
@@ -29,7 +30,7 @@ from holdfast.distributed.job import Job
 from holdfast.distributed.machine_link import Challenge, Welcome, is_proof, proof
 from holdfast.run.messages import Message, received
 from holdfast.state.shards import parts_of
-from holdfast.state.slots import Arena, Commit, Slot
+from holdfast.state.slots import LEAST, Arena, Commit, Slot
 
 _LOOK = 0.05
 """Seconds between two looks for new snapshots."""
@@ -70,6 +71,14 @@ class PartCopy(Message):
     resumable: bool = True
 
 
+@dataclass(frozen=True)
+class PartsKept(Message):
+    """Snapshots of a seat that its ranks may go back to: copies of them are not overwritten by newer ones."""
+
+    seat: int
+    sequences: tuple[int, ...] = ()
+
+
 class CopySender:
     """Sends every new part in the slots of this machine; connects when there is one, and again when it has to."""
 
@@ -89,6 +98,8 @@ class CopySender:
         self._sock: socket.socket | None = None
         self._open: dict[int, tuple[list[tuple[str, int]], list[Arena]]] = {}
         self._sent: dict[int, list[tuple[int, int]]] = {}
+        self._kept: dict[int, tuple[int, ...]] = {}
+        """What was said of each seat in PartsKept."""
         self._hurried: set[int] = set()
         """Seats whose rank has overwritten a part before it was sent: their parts are copied first."""
         self._over = threading.Event()
@@ -118,6 +129,26 @@ class CopySender:
                     found.append((commit, slot, arena))
         for commit, slot, arena in sorted(found, key=lambda each: each[0].sequence):
             self._send(seat, commit, slot, arena)
+        self._tell_kept(seat)
+
+    def _tell_kept(self, seat: int) -> None:
+        """Marks come and go while a snapshot stays where it is (checked_commits.py).
+
+        The other side may have overwritten the copy of one that was not marked when it was sent. So it is sent again.
+        """
+        slots = [slot for arena in self._arenas(seat) for slot in arena.slots if slot.agreed or slot.considered]
+        kept = tuple(sorted(commit.sequence for slot in slots if (commit := slot.read()) is not None))
+        before = self._kept.get(seat, ())
+        if self._sock is None or kept == before:
+            return
+        self._kept[seat] = kept
+        again = set(kept) - set(before)
+        self._sent[seat] = [each for each in self._sent.get(seat, []) if each[1] not in again]
+        try:
+            self._sock.sendall(json.dumps(PartsKept(seat, kept).to_json()).encode() + b"\n")
+        except OSError:
+            self._hang_up(self._sock)
+            raise
 
     def _arenas(self, seat: int) -> list[Arena]:
         names = self._job.slot_names(seat)
@@ -150,11 +181,7 @@ class CopySender:
                     self._hurried.add(seat)
                     return
             except OSError:
-                self._sock = None
-                self._sent.clear()  # whoever connects next may have nothing
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-                sock.close()
+                self._hang_up(sock)
                 raise
             finally:
                 if leased:
@@ -162,6 +189,14 @@ class CopySender:
         sent = self._sent.setdefault(seat, [])
         sent.append((commit.generation, commit.sequence))
         del sent[:-64]
+
+    def _hang_up(self, sock: socket.socket) -> None:
+        self._sock = None
+        self._sent.clear()  # whoever connects next may have nothing
+        self._kept.clear()
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        sock.close()
 
     def _connected(self) -> socket.socket:
         """ConnectionError if there is no connection: the slots are looked at again later."""
@@ -188,6 +223,30 @@ class CopySender:
         whole = slot is None or slot.read(savepoints=True) == commit
         sock.sendall(_WHOLE if whole else _TORN)
         return whole
+
+
+def _has(arena: Arena, head: PartCopy) -> bool:
+    """A snapshot that is kept comes twice."""
+    slot = arena.find(head.sequence)
+    commit = None if slot is None else slot.read(savepoints=True)
+    return commit is not None and commit.generation == head.generation
+
+
+def _carry_over(kept: list[Slot], arena: Arena) -> None:
+    """Copies that are kept go on in larger slots; they would not be sent again."""
+    for slot, target in zip(kept[-(_KEPT - LEAST) :], arena.slots, strict=False):
+        commit = slot.read(savepoints=True)
+        if commit is not None and commit.size <= target.capacity:
+            target.begin(commit.sequence)
+            target.payload(commit.size)[:] = slot.payload(commit.size)
+            target.commit(
+                sequence=commit.sequence,
+                step=commit.step,
+                generation=commit.generation,
+                size=commit.size,
+                resumable=commit.resumable,
+            )
+            target.consider()
 
 
 def _copy(slot: Slot, commit: Commit) -> memoryview | None:
@@ -244,6 +303,8 @@ class CopyReceiver:
         self._arenas: dict[int, Arena] = {}
         self._old: dict[int, list[Path]] = {}
         """Files of an arena before: one of them goes for each copy that is whole in the new one."""
+        self._wanted: dict[int, tuple[int, ...]] = {}
+        """By seat: the snapshots of PartsKept."""
         self._full_until = 0.0
         threading.Thread(target=self._serve, name="holdfast-part-copies-kept", daemon=True).start()
 
@@ -252,6 +313,10 @@ class CopyReceiver:
             with contextlib.suppress(OSError, ValueError):
                 while True:
                     head = _line(self._sock)
+                    if isinstance(head, PartsKept):
+                        self._wanted[head.seat] = head.sequences[:_KEPT]
+                        self._mark_kept(head.seat)
+                        continue
                     if not isinstance(head, PartCopy) or not 0 < head.size < _MOST or head.piece < 1:
                         return
                     self._keep(head)
@@ -266,10 +331,12 @@ class CopyReceiver:
 
     def _keep(self, head: PartCopy) -> None:
         arena = self._arena(head)
-        if arena is None:
+        if arena is None or _has(arena, head):
             self._receive(head, memoryview(bytearray(min(head.piece, head.size))), None)
             return
-        slot = min(arena.slots, key=lambda each: each.age)
+        plain = [slot for slot in arena.slots if not slot.considered]
+        slots = plain if len(plain) >= LEAST else arena.slots  # one to write to, and the newest
+        slot = min(slots, key=lambda each: each.age)
         slot.begin(head.sequence)
         whole = False
         try:
@@ -285,9 +352,19 @@ class CopyReceiver:
                 size=head.size,
                 resumable=head.resumable,
             )
+            self._mark_kept(head.seat)
             old = self._old.get(head.seat)
             if old:
                 old.pop(0).unlink(missing_ok=True)
+
+    def _mark_kept(self, seat: int) -> None:
+        arena, wanted = self._arenas.get(seat), self._wanted.get(seat, ())
+        for slot in arena.slots if arena is not None else ():
+            commit = slot.read(savepoints=True)
+            if commit is not None and commit.sequence in wanted:
+                slot.consider()
+            else:
+                slot.forget_agreement()
 
     def _receive(self, head: PartCopy, view: memoryview, slot: Slot | None) -> bool:
         """Whether all of it came; with no slot to keep it in, every piece is written over the one before."""
@@ -334,6 +411,7 @@ class CopyReceiver:
                 return None
         else:
             before.sort(key=lambda slot: slot.age)
+            _carry_over([slot for slot in before if slot.considered], arena)
             old = self._old[head.seat] = []
             for slot in before:
                 if slot.path is not None and slot.read(savepoints=True) is not None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from holdfast.base import processes
 from holdfast.base.board import Phase
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
-from holdfast.distributed import rank_devices, rank_numbers, roster
+from holdfast.distributed import rank_devices, rank_numbers, rank_undo, roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import CORES, LAUNCHER, MACHINE, START_AGAIN, Place
 from holdfast.distributed.rank_devices import MOVED, Told
@@ -253,6 +253,9 @@ class _Life:
             raise
         finally:
             outcome, link = self.job.outcome, self.link
+            if link is not None and outcome and outcome["state"] == RunState.GAVE_UP:
+                # No group agrees on it any more, and what is saved now must be right all the same.
+                rank_undo.give_up(rank_undo.noted(self.job), link.snapshots.memory)
             if link is not None and not isinstance(link, Writer) and outcome and outcome["state"] == RunState.GAVE_UP:
                 link = Writer.of_the_last(self.job, self.place, self.settings, self.board, link.snapshots)
             if isinstance(link, Writer):
@@ -426,6 +429,8 @@ class _Life:
             self.link.snapshots.memory.agree_on_newest()  # if this device is wrong, all come back to here
         if self.movable:
             self.link.snapshots.keep_start(self.place.restarts)
+        if self.place.stays:
+            self.link.snapshots.agree_on_checked(group)
         left_out = group.left_out() if self.place.stays else []
         self.trial = self._to_look_into(group)
         if isinstance(self.link, Writer):
@@ -538,6 +543,8 @@ def _save_what_failed(link: Any, job: Job) -> None:
     """It is over and not done: what is in memory is kept on disk, and the books are closed."""
     outcome = job.outcome
     if outcome is not None and outcome["state"] in (RunState.FAILED, RunState.GAVE_UP):
+        if outcome["state"] == RunState.GAVE_UP:
+            link.set_doubtful_aside()
         link.save()
         _close_books(link, job, str(outcome["state"]), None)
 

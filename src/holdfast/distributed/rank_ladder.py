@@ -67,6 +67,11 @@ class Answer:
     undone: Undone | None = None
     """After wrong numbers: where all go back to."""
 
+    @property
+    def final(self) -> bool:
+        """The device computes wrong numbers and there is no other: no process of this seat would be of use."""
+        return self.fault.kind is Kind.WRONG_NUMBERS and self.after == self.before
+
 
 def answer(job: Job, pid: int) -> Answer | None:
     """The decision about that process; None if it ended for another reason, or no ladder is kept."""
@@ -348,14 +353,16 @@ class RankLadder:
         return stuck
 
     def _stuck(self, seat: _Seat, fault: Fault, move: Move) -> GaveUp | None:
-        """A rank that holds a part of the model and has met the same fault in each process: nowhere else can it go."""
+        """A rank that holds a part of the model and can go nowhere else: it has met the same fault in each process, or
+        its device computes wrong numbers."""
         if move.action not in (Action.GIVE_UP, Action.FAIL) or not self.job.noted(IN_PARTS):
             return None
         if fault.kind in _NOT_OF_DEVICE:  # another card would not help, and the ranks count how often they begin anew
             return None
         met = replace(fault, device=f"rank {seat.number}").sentence()
+        often = "" if fault.kind is Kind.WRONG_NUMBERS else ", each time"
         return GaveUp(
-            f"{met}, each time, and there is no other card for it on {self.host}",
+            f"{met}{often}, and there is no other card for it on {self.host}",
             cause=f"it is on {seat.device}; ranks that hold parts of a model (FSDP2) are all on one kind of device",
             hints=[
                 "`--min-ranks` lets the others go on without it",

@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -236,9 +237,7 @@ class Writer(LocalLink):
     def find_start(self, group: Group) -> None:
         known = rank_undo.known_to(group, self.job)
         rank_undo.give_up(known, self.memory)
-        undone = rank_undo.news(self.job, known)
-        for each in undone:
-            set_aside(self.run.path, each.step, best=self.teller.undo(each.step))
+        undone = self._set_aside(known)
         saved, passed_over = checkpoint.newest_good(self.run.path / "checkpoints")
         for path, reason in passed_over:
             self.teller.emit("note", text=f"checkpoint {path.name} is skipped: {reason}")
@@ -247,7 +246,7 @@ class Writer(LocalLink):
         rank_undo.begin(self.job, self.snapshots.step)
         self._tell_who_was_lost()
         for each in undone:
-            self._tell_undone(each)
+            self._tell_undone(each, min(each.step, self.snapshots.step))
         self._tell_who_was_full()
         self._tell_how_many()
         self._tell_who_is_back()
@@ -256,6 +255,22 @@ class Writer(LocalLink):
         self.accounts.restored(self.accounts.steps, self.snapshots.step)
         self.accounts.steps = self.snapshots.step
         self.run.update_info(accounts=self.accounts.to_json())
+
+    def _set_aside(self, known: Iterable[rank_undo.Undone]) -> list[rank_undo.Undone]:
+        """Checkpoints and best weights since the numbers of a rank went wrong; returns the ways back that are new."""
+        undone = rank_undo.news(self.job, known)
+        for each in undone:
+            set_aside(self.run.path, each.step, best=self.teller.undo(each.step))
+        return undone
+
+    def set_doubtful_aside(self) -> None:
+        """The run ends here, perhaps because there is no other card for a rank that computes wrong numbers."""
+        undone = self._set_aside(rank_undo.noted(self.job))
+        for each in undone:
+            self._tell_undone(each, each.step)
+        newest = self.memory.newest()
+        if undone and newest is not None:
+            self.accounts.steps = newest.step
 
     def arena(self, capacity: int) -> Arena:
         return self.snapshots.arena(capacity)
@@ -354,8 +369,8 @@ class Writer(LocalLink):
             self.teller.emit("recovered", step=step, seconds=round(seconds, 3), lost_s=round(seconds, 3))
             self.run.update_info(state=RunState.RUNNING, accounts=self.accounts.to_json())
 
-    def _tell_undone(self, undone: rank_undo.Undone) -> None:
-        before, to = self.accounts.steps, min(undone.step, self.snapshots.step)
+    def _tell_undone(self, undone: rank_undo.Undone, to: int) -> None:
+        before = self.accounts.steps
         if not undone.agreed:
             text = "no snapshot is left from before the numbers went wrong: the run goes on from where it was launched"
             self.teller.emit("note", text=text)

@@ -167,8 +167,8 @@ class Snapshots:
         others or from disk, nor in what is older than a comparison that agreed.
         """
         start, slots = self.start, [slot for arena in self.memory.arenas for slot in arena.slots]
-        if start is None or int(parts_of(start).get("count", 1)) > 1:
-            return
+        if start is None or parts_of(start).get("names"):
+            return  # ranks with parts keep one that all of them have; the whole state may be too large for each of them
         if any(slot.agreed and slot.read() is not None for slot in slots):
             return
         numbers = read_meta(start)["session"]
@@ -184,6 +184,30 @@ class Snapshots:
         slot.payload(len(start))[:] = start
         slot.commit(sequence=sequence, step=step, generation=generation, size=len(start))
         slot.agree()
+
+    def agree_on_checked(self, group: Group) -> None:
+        """Ranks with parts of a model: the same snapshot to go back to in all of them (checked_commits.py).
+
+        A rank that was lost may have missed the vote in which the others agreed on a newer one. What one rank has
+        agreed on was compared in all of them; so it counts in all, if all that have snapshots have this one. A rank
+        without any is new: the part that it takes over is in the slots of the one before.
+        """
+        slots = [slot for arena in self.memory.arenas for slot in arena.slots]
+        held = {commit.sequence: slot for slot in slots if (commit := slot.read()) is not None}
+        own = []
+        if any(map(_is_part, held.values())):
+            agreed = [sequence for sequence, slot in held.items() if slot.agreed]
+            whole = [each for each, slot in held.items() if not self.all_are_here or self._has_all_parts(each, slot)]
+            own = [{"seat": self.seat, "held": sorted(whole), "agreed": sorted(agreed)}]
+        told = group.of_all(own)
+        if not own:
+            return
+        agreed_on = {sequence for each in told for sequence in each["agreed"]}
+        common = agreed_on.intersection(*(each["held"] for each in told))
+        for slot in slots:
+            slot.forget_agreement()
+        if common:
+            held[max(common)].agree()
 
     @property
     def step(self) -> int:

@@ -7,8 +7,9 @@
 
 The state of all ranks is the same, and one rank's wrong gradients are in it from the next step on. So all go back to
 the last snapshot at which the device of that rank and the CPU agreed, or which the device had no part in. That rank
-holds it in a slot of its own; those that have overwritten theirs get the bytes from it. If it holds none, all go back
-to where the launch began: to the checkpoint, or to the beginning.
+holds it in a slot of its own; those that have overwritten theirs get the bytes from it. Ranks that hold parts of the
+state (FSDP2) all keep the same one (checked_commits.py). If there is none, all go back to where the launch began: to
+the checkpoint, or to the beginning.
 
 Snapshots count on when a run goes back. A snapshot is given up if it is newer than the one to go back to and was made
 in a group that had the wrong rank in it, so that what is committed afterwards stays.
@@ -74,6 +75,11 @@ def note(job: Job, made: Undone) -> Undone:
 
 def _began(job: Job) -> int:
     return int(job.noted(_BEGAN).get("step", 0))
+
+
+def noted(job: Job) -> list[Undone]:
+    """What is known on this machine, without asking the other ranks."""
+    return _all(job)
 
 
 class Exchange(Protocol):

@@ -1,7 +1,7 @@
 """A vote that costs no exchange: numbers of each rank in memory that all ranks of this machine see.
 
     votes = SharedVotes(job, number, rank, ranks)     # a file for this rank, before the ranks of that roster meet
-    votes.hand_in(0.7, 0.0, 1.0, 3.2)                 # before gradients are exchanged
+    votes.hand_in(0.7, 0.0, 1.0, 3.2, 7.0)            # before gradients are exchanged
     rows = votes.read(check)                          # after it: the numbers of all ranks, by rank
 
 A rank that has the gradients of all ranks knows that all have handed in their numbers before. So `read` finds them and
@@ -28,8 +28,10 @@ from pathlib import Path
 
 from holdfast.distributed.job import Job
 
-_ROW = struct.Struct("<5dI")
-"""Turn, four numbers, and a checksum: another processor may see the parts of a row in any order."""
+NUMBERS = 5
+"""Of each rank, in a vote."""
+_ROW = struct.Struct(f"<{1 + NUMBERS}dI")
+"""Turn, the numbers, and a checksum: another processor may see the parts of a row in any order."""
 _PLACE = 64
 _ELSEWHERE = 2 * _PLACE
 _PAGE = 3 * _PLACE
@@ -60,29 +62,29 @@ class SharedVotes:
         self._paths[rank].write_bytes(bytes(_PAGE))
         self._own = _open(self._paths[rank])
 
-    def hand_in(self, first: float, second: float, third: float, fourth: float) -> None:
+    def hand_in(self, *numbers: float) -> None:
         self._turn += 1
-        row = struct.pack("<5d", self._turn, first, second, third, fourth)
+        row = struct.pack(f"<{1 + NUMBERS}d", self._turn, *numbers)
         at = _PLACE * (self._turn % 2)
         self._own[at : at + _ROW.size] = row + struct.pack("<I", zlib.crc32(row))
 
     def elsewhere(self, number: int) -> None:
         self._own[_ELSEWHERE : _ELSEWHERE + _NUMBER.size] = _NUMBER.pack(number)
 
-    def read(self, check: Callable[[], None]) -> list[tuple[float, float, float, float]]:
+    def read(self, check: Callable[[], None]) -> list[tuple[float, ...]]:
         """The numbers of this turn. The files of the others are there: they were made before the ranks met."""
         if not self._pages:
             self._pages = [_open(each) for each in self._paths]
         return [self._await(page, check) for page in self._pages]
 
-    def _await(self, page: mmap.mmap, check: Callable[[], None]) -> tuple[float, float, float, float]:
+    def _await(self, page: mmap.mmap, check: Callable[[], None]) -> tuple[float, ...]:
         at, looks = _PLACE * (self._turn % 2), 0
         seen, since = 0, 0.0
         while True:
             row = page[at : at + _ROW.size]
-            turn, first, second, third, fourth, checksum = _ROW.unpack(row)
+            turn, *numbers, checksum = _ROW.unpack(row)
             if turn == self._turn and zlib.crc32(row[:-4]) == checksum:
-                return first, second, third, fourth
+                return tuple(numbers)
             looks += 1
             if looks > _AT_ONCE:
                 check()

@@ -94,6 +94,14 @@ class Snapshots:
         self.not_finite: NotFinite | None = None
         self.on_numbers: Callable[[float, float], None] | None = None
         """Called with the loss and the gradient norm of each step that has arrived."""
+        self.compares = False
+        """A sentinel looks at the steps of this device."""
+        self.compared = 0
+        """The sequence of the newest snapshot after which device and CPU agreed."""
+        self.in_parts = False
+        """Other ranks hold the other parts of the state: all of them decide together which snapshot is kept."""
+        self.newest: Taken | None = None
+        """The last one that a run can go on from, on its way or whole; the same one in all ranks."""
         self._skips = 0
         self._laying_s = 0.0
         self._copies: Copies | None = copies_for(device)
@@ -145,6 +153,7 @@ class Snapshots:
             views.rng[name].copy_(source)
         self._copy(taken, views, loss, norm)
         self.last = taken
+        self.newest = taken if resumable else self.newest
         self._look_ahead(arena)
         self._versions = self.protected.versions()
         if taken.lazy:
@@ -295,25 +304,69 @@ class Snapshots:
     def consider(self) -> Taken | None:
         """The step after the last take is looked at: it is kept until the answer comes, if there is room."""
         taken = self.last
-        if taken is None or not taken.resumable or taken.agreed:
+        if taken is None or not taken.resumable or taken.agreed or self.in_parts:
             return taken
-        taken.considered = True
-        if taken.done:
-            taken.slot.consider()
+        self.keep(taken)
         return taken
 
+    def keep(self, taken: Taken) -> None:
+        """It may be agreed on soon: until then it makes room for another one only where nothing else does."""
+        if taken.agreed:
+            return
+        taken.considered = True
+        if self.holds(taken):
+            taken.slot.consider()
+
+    def holds(self, taken: Taken) -> bool:
+        """Whether it has arrived, and no other has taken its place."""
+        arena = self._arena  # an outgrown one may be closed
+        return taken.done and arena is not None and taken.slot in arena.slots and taken.slot.age == 2 * taken.sequence
+
     def agreed(self, taken: Taken | None = None) -> None:
-        """Device and CPU compute the same from the state of this take, or the last: if they part later, back to it."""
+        """Device and CPU compute the same from the state of this take, or the last: if they part later, back to it.
+
+        Ranks that hold parts of the state only note it here. They go back to a snapshot that all of them keep, so
+        each of them keeps the one that all have agreed on (`agree_on`).
+        """
         taken = self.last if taken is None else taken
-        if taken is None or not taken.resumable:
+        if taken is None:
+            return
+        self.compared = max(self.compared, taken.sequence)
+        if not self.in_parts:
+            self.agree_on(taken)
+
+    def agree_on_start(self) -> None:
+        """The last take is of a new run. Nothing was computed yet, in any rank: all may come back to here."""
+        if self.last is not None:
+            self.agreed()
+            self.agree_on(self.last)
+
+    def agree_on(self, taken: Taken) -> None:
+        """The run goes back to this one if the device is found to be wrong."""
+        if not taken.resumable:
             return
         taken.agreed = True
-        held = taken.slot.read() if taken.done else None
-        if held is not None and held.sequence == taken.sequence:  # it may have made room for another by now
+        if self.holds(taken):  # it may have made room for another by now
             self._agree(taken.slot)
+
+    def let_go(self, taken: Taken) -> None:
+        """It is not kept any longer."""
+        taken.considered = False
+        if self.holds(taken) and taken.slot.considered:
+            taken.slot.forget_agreement()
 
     def _agree(self, slot: Slot) -> None:
         slot.agree()
+        if not self.in_parts:  # else another rank may not have heard of it yet, and goes back to the one before
+            self._forget_others(slot)
+
+    def forget_older(self) -> None:
+        """Of the snapshots that were agreed on only the newest is kept."""
+        newest = None if self._arena is None else self._arena.agreed()
+        if self._arena is not None and newest is not None:
+            self._forget_others(self._arena.slots[newest.slot])
+
+    def _forget_others(self, slot: Slot) -> None:
         for other in self._arena.slots if self._arena is not None else ():
             if other is not slot:
                 other.forget_agreement()

@@ -28,7 +28,6 @@ from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Rung
 from holdfast.run.messages import Agreed, Blind, Found, Message, Note, Suspicion
 from holdfast.run.settings import Settings
-from holdfast.state.shared_out import is_shared_out
 from holdfast.state.snapshot import Snapshots
 from holdfast.state.taken_snapshot import Taken
 from holdfast.worker.operators import zeros
@@ -121,10 +120,7 @@ class StepChecks:
             self._replay = Replay(modules, home=device, on_device=on_device)
         wanted = self.settings.sentinel.enabled if self._wanted else "never"
         if wanted == "always" or (wanted == "auto" and not self.rung.on_cpu):
-            if any(is_shared_out(each) for module in modules.values() for each in module.parameters()):
-                self._send(Note(f"{self.rung.device} is not compared with the CPU: its ranks hold parts of the model"))
-            else:
-                self._keep_watch(device, snapshots)
+            self._keep_watch(device, snapshots)
         if self._probation and self.sentinel is None:
             self._send(Blind())
 
@@ -133,7 +129,7 @@ class StepChecks:
         self.sentinel = Sentinel(device, self.settings.sentinel, label=self.rung.device, keep=keep)
         self.sentinel.beat = lambda: self._enter(Phase.SENTINEL)
         self.sentinel.every_step = self._probation
-        snapshots.on_numbers = self.sentinel.note
+        snapshots.on_numbers, snapshots.compares = self.sentinel.note, True
         if self.sentinel.rare:
             text = f"{self.rung.device} is compared with the CPU more rarely: {self.sentinel.rare}"
             self._send(Note(text))
@@ -306,6 +302,8 @@ class StepChecks:
         """Nobody could compare: a look is lost, or all that would follow."""
         assert self.sentinel is not None
         if self.sentinel.off is not None:
+            if self._snapshots is not None:
+                self._snapshots.compares = False
             self._send(Note(f"{self.rung.device} is not compared with the CPU any more: {opinion.why}"))
             self._send(Blind())
 

@@ -57,7 +57,7 @@ class Commits:
             if at is not CommitPoint.FREE:  # there the body has begun already: what it drew cannot be drawn again
                 self.commit(CommitPoint.START)
                 if self._attempts.checks.sentinel is not None:
-                    self._context.snapshots.agreed()  # nothing was computed yet
+                    self._context.snapshots.agree_on_start()
 
     def land(self, at: CommitPoint, of: str | None = None) -> None:
         """If this is where the snapshot was taken: everything protected again as it was then.

@@ -26,6 +26,7 @@ LISTED = 8
 """Operators of a look that lists the calls of the step as well, which takes its time."""
 _MOVES = ("_to_copy", "clone", "copy_")
 _HELD = frozenset(DTYPES.values())
+_KNOWN = (Tensor, torch.nn.Parameter)
 
 
 class Look(TorchDispatchMode):
@@ -53,6 +54,8 @@ class Look(TorchDispatchMode):
         """Seconds that the look itself took so far, without the operators of the step."""
         self.shifted = False
         """Whether the step makes other calls than the one that was listed."""
+        self.streams: set[Any] = set()
+        """Of CUDA, that copies are on: FSDP2 computes on others than the script does."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -72,6 +75,8 @@ class Look(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if types and any(map(_of_parts, types)):  # of FSDP2: what it does to this rank's part comes here next
+            return NotImplemented
         number, self.calls = self.calls, self.calls + 1
         if self.chosen is not None and number not in self.chosen:  # nearly all calls: a look costs what they cost
             return func(*args, **kwargs)
@@ -99,6 +104,12 @@ class Look(TorchDispatchMode):
         if len(tensors) < len(args):
             tensors += [e for each in args if isinstance(each, (list, tuple)) for e in each if isinstance(e, Tensor)]
         tensors += [each for each in kwargs.values() if isinstance(each, Tensor)]
+        if not all(type(each) in _KNOWN for each in tensors):
+            # Before its kind is made: plain tensors of the same shapes are compared. For tensors in parts torch calls
+            # each operator once with such ones, to learn the shapes.
+            self.choice.left_alone["tensors of another kind"] += 1
+            self.shifted = self.shifted or self.chosen is not None
+            return None
         back = in_backward()
         kind = self.choice.kind_of(info[0], back, tensors)
         if not self._wants(kind):
@@ -123,8 +134,8 @@ class Look(TorchDispatchMode):
 
     def _unfit(self, tensors: list[Tensor]) -> str:
         """Why these are left alone."""
-        if not all(type(each) in (Tensor, torch.nn.Parameter) and _plain(each) for each in tensors):
-            return "tensors of another kind"
+        if not all(map(_plain, tensors)):
+            return "tensors of another format"
         return "on another device" if tensors and not any(self.choice.ours(each) for each in tensors) else ""
 
     def _wants(self, kind: str) -> bool:
@@ -214,6 +225,8 @@ class Look(TorchDispatchMode):
         self.left -= tensor.numel() * tensor.element_size()
         if tensor.device.type == "cpu":
             return tensor.clone(memory_format=torch.contiguous_format)
+        if tensor.device.type == "cuda":
+            self.streams.add(torch.cuda.current_stream(tensor.device))
         place = self._place(tensor)
         if place is None:
             return tensor.contiguous().to("cpu", non_blocking=tensor.device.type == "cuda")
@@ -227,6 +240,11 @@ class Look(TorchDispatchMode):
         place = self.room[self.filled : self.filled + size].view(tensor.dtype).view(tensor.shape)
         self.filled += -(-size // 64) * 64
         return place
+
+
+def _of_parts(kind: type) -> bool:
+    """Tensors of which each rank holds a part (DTensor)."""
+    return kind is not Tensor and hasattr(kind, "device_mesh") and hasattr(kind, "to_local")
 
 
 _INFOS: dict[Any, tuple[str, bool] | None] = {}

@@ -62,6 +62,9 @@ class Recorder(Choice):
             mode.leave()
         self._ends(mode)
         if self.device.type == "cuda":
+            here = torch.cuda.current_stream(self.device)
+            for stream in mode.streams - {here}:
+                here.wait_stream(stream)
             self._event = torch.cuda.Event()
             self._event.record()
 
