@@ -48,7 +48,8 @@ REFUSED = {
         ["empty.py"],
         "error: empty.py has no `train(session)`\n"
         "  cause: holdfast calls this function to train\n\n"
-        "hint: put the training loop into `def train(session: holdfast.Session) -> None:`\n",
+        "hint: put the training loop into `def train(session: holdfast.Session) -> None:`\n"
+        "hint: `holdfast run -- python empty.py` runs it as it is, and restarts it from its own checkpoints\n",
     ),
     "train without a session": (
         ["bare.py"],

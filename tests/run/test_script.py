@@ -99,6 +99,25 @@ def test_no_train(tmp_path: Path) -> None:
     assert any("def train(session" in hint for hint in error.hints)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["from torch.nn.parallel import DistributedDataParallel", "import torch.distributed as dist", "import accelerate"],
+)
+def test_a_script_for_torchrun_is_told_how_it_runs_as_it_is(tmp_path: Path, line: str) -> None:
+    path = written(tmp_path, f"{line}\ndef main(): ...\n")
+    assert f"`holdfast run -- torchrun --nproc-per-node 2 {path}`" in " ".join(refused(path).hints)
+
+
+def test_a_train_of_the_scripts_own_is_found_before_anything_starts(tmp_path: Path) -> None:
+    facts = script.read(written(tmp_path, "def train(model, loader, lr=0.1, *, epochs, seed=0): ..."))
+    assert facts.required == ("loader", "epochs")
+    with pytest.raises(UserError) as caught:
+        script.check_arguments(facts, {"lr": "0.2"})
+    assert caught.value.message == "`train` in job.py needs loader, epochs"
+    assert any("rename it" in hint for hint in caught.value.hints)
+    script.check_arguments(facts, {"loader": "x", "epochs": "3"})
+
+
 def test_train_inside_a_function_or_class_does_not_count(tmp_path: Path) -> None:
     refused(written(tmp_path, "def outer():\n    def train(session): ..."))
     refused(written(tmp_path, "class Trainer:\n    def train(self, session): ..."))

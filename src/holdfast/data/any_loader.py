@@ -7,7 +7,7 @@
 It is as the script made it: the same batches in the same order as without holdfast, with the same random numbers. It
 draws from the global generators when it likes, so those are restored before it is read again and not after. How it
 comes back to its place is in any_pass.py. What holdfast.Loader does beyond that it has not: samples that cannot be read
-are not left out, and several ranks do not share it.
+are not left out, and several ranks do not share it. (What ranks make of a DistributedSampler: distributed_sampler.py.)
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class AnyLoader:
             raise UserError(
                 f"several processes train together, and a {self.source.kind} cannot be shared between them",
                 cause="each of them would train on all of every batch",
-                hints=["use holdfast.Loader: of each batch, every process reads its part"],
+                hints=[
+                    "use holdfast.Loader: of each batch, every process reads its part",
+                    "or a torch DataLoader with a DistributedSampler, as below torchrun",
+                ],
             )
 
     # Reading.

@@ -33,6 +33,11 @@ MOST = 1 << 24
 """Samples of an epoch, times the dataset's length if that is more: a sampler that gives more has no end."""
 
 
+def is_per_rank(sampler: Any) -> bool:
+    """Whether it gives each rank samples of its own, as torch's DistributedSampler does."""
+    return all(isinstance(getattr(sampler, name, None), int) for name in ("num_replicas", "rank"))
+
+
 @dataclass(frozen=True)
 class GivenEpoch(Epoch):
     """The batches of an epoch as they were given."""
@@ -84,6 +89,21 @@ class GivenOrder:
             return _length(self.batch_sampler, "batch_sampler")
         given = samples if self.sampler is None else _length(self.sampler, "sampler")
         return given // batch_size if drop_last else -(-given // batch_size)
+
+    def check_shared(self) -> None:
+        """Several ranks cut the batches of one order. UserError if this sampler gives each of them another one."""
+        inner = getattr(self.batch_sampler, "sampler", None)
+        for each in (self.sampler, self.batch_sampler, inner):
+            if is_per_rank(each):
+                raise UserError(
+                    f"a holdfast.Loader with a {type(each).__name__} would leave samples out",
+                    cause="each rank reads its part of every batch, and that sampler gives it a part already",
+                    hints=[
+                        "leave the sampler out: holdfast.Loader(dataset, batch_size=…, shuffle=True),"
+                        " with the batch size of all ranks",
+                        "or give the sampler to a torch DataLoader: session.protect and session.batches take that",
+                    ],
+                )
 
     def epoch(self, kind: str, number: int, *, seed: int, dataset: Any, batch_size: int, drop_last: bool) -> GivenEpoch:
         """The order of this epoch: the one that was drawn for it, or a new one."""

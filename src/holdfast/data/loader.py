@@ -80,6 +80,10 @@ class Batch:
         """The samples that `value` was made of."""
         return self.samples if self.part is None else self.part
 
+    def has_mean_part(self, processes: int) -> bool:
+        """Whether this process has as much of it as each of so many would have on average."""
+        return self.part is None or (self.counted and len(self.part) * processes == len(self.samples))
+
     @property
     def share(self) -> float:
         """What this process's part weighs. 0 for a process that got a sample of others, having none of its own."""
@@ -158,6 +162,8 @@ class Loader:
         """Of one of several processes that train: what plain iteration goes without here."""
         self._listed: list[dict[str, Any]] = []
         self._leave_out_together: LeaveOut | None = None
+        self.stands_for: Any = None
+        """The DataLoader of the script that the ranks share by this (distributed_sampler.py)."""
         self._rank = 0
         self._shares: Shares | None = None
         """Of several processes that train together: which of them reads what."""
@@ -238,6 +244,8 @@ class Loader:
         iteration stays whole. Samples that cannot be read are left out by all processes: `leave_out` tells the others
         and does not return. Where there is no such way, none is left out.
         """
+        if ranks > 1 and self._order is not None:
+            self._order.check_shared()
         if shares is None and ranks > 1:
             shares = Shares(range(ranks))
         self._rank, self._shares = rank, shares
@@ -496,7 +504,7 @@ class Loader:
             "skipped": self.skipped,
             "repeated": self.repeated,
             "quarantined": self._known.to_json(),
-            "shape": self._shape(),
+            "shape": self.shape(),
             **({"shares": self._shares.to_json()} if self._shares is not None and self._shares.changes else {}),
             **({"grown": True} if self._grown else {}),
             **({"order": self._order.state_dict()} if self._order is not None else {}),
@@ -530,7 +538,7 @@ class Loader:
 
     def _check_shape(self, cursor: int, saved: Mapping[str, Any]) -> None:
         """In the middle of an epoch it must be the same data in the same batches."""
-        for name, now in self._shape().items():
+        for name, now in self.shape().items():
             before = saved.get(name)
             if before != now:
                 raise UserError(
@@ -539,7 +547,8 @@ class Loader:
                     hints=(f"continue with {name}={before}, or start a new run",),
                 )
 
-    def _shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, Any]:
+        """What must be the same in a run that goes on in the middle of an epoch, and in all ranks."""
         return {
             "length": self.length,
             "batch_size": self.batch_size,

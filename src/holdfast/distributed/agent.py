@@ -56,6 +56,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 """Seconds before the next start for a seat that the others go on without; doubled each time."""
 MOST_STILLBORN = 3
 """Nurseries in a row that ended before torch was there."""
+_MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+"""Scripts for torchrun may read these. The ranks of a run do not meet there, and nobody listens."""
 _DEATH_COMES = 0.05
 """Seconds from a broken connection to the news of the death that broke it: a new roster is without the dead."""
 _LEAVES_SOON = 2.0
@@ -356,8 +358,9 @@ class RankAgent:
         local = member.seat if member.local < 0 else member.local
         places = {"RANK": member.seat, "LOCAL_RANK": local, SEAT: member.seat}
         places |= {"WORLD_SIZE": self._ranks, "LOCAL_WORLD_SIZE": self._local_ranks}
+        places |= {"GROUP_RANK": self.machine, "ROLE_RANK": member.seat, "ROLE_WORLD_SIZE": self._ranks}
         places["TORCHELASTIC_RESTART_COUNT"] = self._number
-        return {**self._env, **{name: str(value) for name, value in places.items()}}
+        return {**_MEETING, **self._env, **{name: str(value) for name, value in places.items()}}
 
     def _publish(self) -> None:
         """A new roster when every seat is filled or given up for now: after a loss, or because a rank asks for one.

@@ -24,6 +24,7 @@ they are seeded anew from (seed, rank, place in the loop), so they need not be s
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,16 +39,18 @@ from holdfast.base import dataclass_json
 from holdfast.base.board import Board
 from holdfast.base.errors import UserError
 from holdfast.data.generators import NAMES, seed
+from holdfast.data.loader import Loader
 from holdfast.data.sample_order import key_of, mix_word
 from holdfast.distributed import rank_numbers
 from holdfast.distributed.checked_commits import CheckedCommits
 from holdfast.distributed.connections import connections, ends
 from holdfast.distributed.group_shares import CHANGE
 from holdfast.distributed.job import Job
-from holdfast.distributed.joined_ranks import About, GroupBroken, JoinedRanks, PeerLost, is_sent
+from holdfast.distributed.joined_ranks import About, GroupBroken, JoinedRanks, PeerLost, is_sent, other_steps
 from holdfast.distributed.place import Place
 from holdfast.distributed.rank_devices import IN_PARTS
 from holdfast.distributed.roster import invited
+from holdfast.distributed.shared_votes import NotTogether
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Move
 from holdfast.faults.terms import Action
@@ -91,6 +94,10 @@ class Group(JoinedRanks):
         """Ranks with parts of the state compute this batch in as many pieces as that rank can make."""
         self._agreed = self._stop = False
         """The last step was one of all ranks, and whether one of them wants to stop."""
+        self._by_hand = self._handed = False
+        """The last body called backward and the optimizer itself; numbers were handed in as this one began."""
+        self._hooks: list[Any] = []
+        """Of a body whose parts are not equal: they give gradients the weight of this rank's part."""
         self._checked: CheckedCommits | None = None
         """Of ranks that hold parts of the state: which snapshot all of them keep to go back to."""
         self._own: deque[tuple[int, Tensor]] = deque(maxlen=MOST)
@@ -119,12 +126,52 @@ class Group(JoinedRanks):
             raise
         return group
 
+    # -- a body that computes by itself --------------------------------------------------------------------
+
+    def open_body(self, batch: Batch | None) -> None:
+        """Gradients of a part that is smaller or larger than those of the others get its weight where they are made.
+
+        Wrappers of the script, and `before_update`, give every rank the same weight.
+        """
+        self._meet_newcomer()
+        self._close_body()
+        if self._by_hand and self._shared is not None and self.wrapped:
+            self._shared.hand_in(*self._numbers(None))  # the wrapper exchanges in this body: all have these by its end
+            self._handed = True
+        if not self.wrapped:
+            self.wrapped.silence()
+        if batch is None or self._context is None or batch.has_mean_part(self.ranks):
+            return
+        every = (each for module in self._context.modules() for each in module.parameters())
+        self._hooks = _weighing(batch.share * self.ranks, (each for each in every if not is_shared_out(each)))
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """No wrapper has exchanged these gradients, and no step of ours will: without this ranks would drift apart."""
+        own = self._own_part([optimizer])
+        if own:
+            # A rank that takes no step here, as a GradScaler may decide, votes about something else.
+            self._agree(self._vote(About.GRADIENTS, *self._numbers(None)))
+            self._share = 1.0 / self.ranks
+            self._reduce(own)
+
+    def _meet_newcomer(self) -> None:
+        """All ranks have this commit, and all have agreed to leave after it."""
+        if self._leaving and self._context is not None and self._context.uncommitted.count == 0:
+            self._context.snapshots.flush()
+            raise PeerLost("a new rank waits")
+
+    def _close_body(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._handed = False
+        self._share = 1.0 / self.ranks
+
     # -- one step ------------------------------------------------------------------------------------------
 
     def begin_step(self, batch: Batch | None) -> None:
-        if self._leaving and self._context is not None and self._context.uncommitted.count == 0:
-            self._context.snapshots.flush()
-            raise PeerLost("a new rank waits")  # all ranks have this commit, and all have agreed to leave after it
+        self._meet_newcomer()
+        self._close_body()
         self._share = 1.0 / self.ranks if batch is None or batch.part is None else batch.share
         self._fewest = None if batch is None or batch.parts is None else batch.parts.fewest
         self.sharing.begin_step(batch)
@@ -315,11 +362,8 @@ class Group(JoinedRanks):
                 hints=["use session.step, which weighs the loss, or equal parts: `--shares equal`, `drop_last=True`"],
             )
 
-        def weigh(gradient: Tensor) -> Tensor:
-            return gradient * scale if scale else torch.zeros_like(gradient)
-
         exchanged = self.wrapped.parameters()
-        return [each.register_hook(weigh) for each in self.wrapped.all() if id(each) in exchanged]
+        return _weighing(scale, (each for each in self.wrapped.all() if id(each) in exchanged))
 
     def all_done(self, fault: Fault | None) -> Fault | None:
         """One exchange for all a step needs: whether all got through, the loss of all, whether one wants to stop."""
@@ -425,8 +469,9 @@ class Group(JoinedRanks):
         return verdict
 
     def lost_a_rank(self) -> bool:
-        """Whether an error outside of a step may come from a connection that ended: an evaluation exchanges too."""
-        return bool(self.wrapped) and self._is_broken()
+        """Whether an error outside of a step may come from a connection that ended: a script exchanges there too, in
+        its backward, in an evaluation, for a number that it prints."""
+        return self._is_broken()
 
     def agree_on(self, move: Move) -> Move:
         """The furthest that anybody has to go."""
@@ -453,9 +498,23 @@ class Group(JoinedRanks):
         context.snapshots.start_after(int(max(row[0] for row in rows)))
         if self.wrapped.parts:
             self._sockets |= self._to_ranks()
+        self._agree_on_loaders(context)
         self.sharing.check(context)
         if self.sharing.policy.may_change:
             self.sharing.learn(self._from_rank_0(self.sharing.known() if self.rank == 0 else b""))
+
+    def _agree_on_loaders(self, context: Trained) -> None:
+        """Every rank cuts its part out of the same batches: loaders are alike, and draw by the seed of rank 0.
+
+        A Loader has the seed of its script, and scripts for torchrun often seed each rank differently.
+        """
+        loaders = {name: each for name, each in context.named_loaders().items() if isinstance(each, Loader)}
+        shapes = self.of_all([{name: each.shape() for name, each in loaders.items()}])
+        for other in shapes[1:]:
+            raise _unlike(shapes[0], other)
+        seeds = json.dumps({name: each.seed for name, each in loaders.items()}).encode()
+        for name, number in json.loads(self._from_rank_0(seeds)).items():
+            loaders[name].seed = int(number)
 
     def shares(self, name: str) -> Shares | None:
         return self.sharing.of(name)
@@ -493,13 +552,13 @@ class Group(JoinedRanks):
 
     def at_boundary(self, context: Trained, at: CommitPoint, *, stop: bool) -> bool:
         """A body that ended with a step needs no other vote: no rank is past the next step before all are here."""
-        if self._agreed and at.by_cadence:
-            stop = self._stop
-        else:
-            rows = self._vote(About.BOUNDARY, 0.0, stop, self._wishes(), self.sharing.own_s, self._compared())
-            self._agree(rows)
-            stop = self._stop
-        self._agreed = False
+        by_hand = at.by_cadence and not self._agreed
+        if by_hand or not at.by_cadence:
+            self._agree(self._handed_in() if by_hand and self._handed else self._boundary_vote(stop))
+        stop, self._agreed = self._stop, False
+        if at.by_cadence:
+            self._by_hand = by_hand
+        self._close_body()
         if self.sharing.changes:
             self.sharing.hear(self._from_rank_0(self.sharing.said_at(context) if self.rank == 0 else b""))
         for note in self.sharing.news():
@@ -510,6 +569,20 @@ class Group(JoinedRanks):
             self._even_out(context)
         self._reseed(context)
         return stop
+
+    def _boundary_vote(self, stop: bool) -> Sequence[Sequence[float]]:
+        return self._vote(About.BOUNDARY, 0.0, stop, self._wishes(), self.sharing.own_s, self._compared())
+
+    def _handed_in(self) -> Sequence[Sequence[float]]:
+        """What all ranks said when this body began. Nobody waits, if a wrapper has exchanged gradients since."""
+        assert self._shared is not None
+        try:
+            with self._talking():
+                return self._shared.read(self._check_connections)
+        except GroupBroken as error:
+            raise PeerLost(str(error)) from error
+        except NotTogether:
+            raise other_steps() from None
 
     def _commits(self, context: Trained, at: CommitPoint) -> bool:
         """Whether this boundary ends with a commit, from what is the same in all ranks."""
@@ -533,6 +606,28 @@ class Group(JoinedRanks):
             torch.cuda.manual_seed(words[3] >> 1)
 
     # -- snapshots -----------------------------------------------------------------------------------------
+
+
+def _unlike(one: dict[str, Any], other: dict[str, Any]) -> UserError:
+    """Two ranks have these shapes of loaders, by name, and they differ."""
+    name = next(name for name in one | other if one.get(name) != other.get(name))
+    first, second = one.get(name) or {}, other.get(name) or {}
+    differs = [key for key in first | second if first.get(key) != second.get(key)]
+    said = ", ".join(f"{key} is {first.get(key)} in one and {second.get(key)} in another" for key in differs)
+    return UserError(
+        f"`{name}` is not the same in all ranks: {said}",
+        cause="every rank reads its part of the same batches, so all of them need the same dataset and batch size",
+        hints=["give each rank the whole dataset, and the batch size of all ranks: the Loader shares it out"],
+    )
+
+
+def _weighing(scale: float, parameters: Iterable[Tensor]) -> list[Any]:
+    """Every gradient of these gets that weight when it is computed. Returns hooks to remove."""
+
+    def weigh(gradient: Tensor) -> Tensor:
+        return gradient * scale if scale else torch.zeros_like(gradient)
+
+    return [each.register_hook(weigh) for each in parameters if each.requires_grad]
 
 
 def _take_parts_back(modules: Iterable[torch.nn.Module]) -> None:

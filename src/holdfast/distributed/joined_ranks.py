@@ -114,6 +114,8 @@ class JoinedRanks:
         """None until something is protected."""
         self._shared: SharedVotes | None = None
         """Only where all ranks are on this machine and stay."""
+        self._exchanges = 0
+        """How many votes of all ranks this one has begun."""
         self._watch: LeaveWatch | None = None
         """Only where they are on several machines."""
         self._leaving = False
@@ -261,11 +263,7 @@ class JoinedRanks:
             device = f"rank {self.place.seat_of(rank)}"
             raise PeerFault(Fault(_KINDS[faults[rank] - 1], device, evidence={"rank": rank}))
         if not any(faults) and len({row[1] for row in rows}) > 1:
-            raise UserError(
-                "the ranks do not take the same steps",
-                cause="one takes a step or ends a loop body where another does not",
-                hints=["the loop of a script must not depend on the rank: `session.rank` is for what is printed"],
-            )
+            raise other_steps()
         return [row[3:] for row in rows]
 
     @contextlib.contextmanager
@@ -286,8 +284,13 @@ class JoinedRanks:
         if self.ranks == 1:
             return [mine]
         rows = [torch.empty_like(mine) for _ in range(self.ranks)]
+        self._exchanges += 1
+        if self._shared is not None:
+            self._shared.elsewhere(self._exchanges)
         with self._talking():
             dist.all_gather(rows, mine)
+        if self._shared is not None:
+            self._shared.elsewhere(0)
         return rows
 
     def of_all(self, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -385,6 +388,14 @@ class JoinedRanks:
         with self._talking():
             dist.broadcast(sent, source)
         return memoryview(bytearray(sent.numpy().tobytes())) if wanted else own
+
+
+def other_steps() -> UserError:
+    return UserError(
+        "the ranks do not take the same steps",
+        cause="one takes a step or ends a loop body where another does not",
+        hints=["the loop of a script must not depend on the rank: `session.rank` is for what is printed"],
+    )
 
 
 def is_sent(tensor: Tensor) -> bool:

@@ -399,6 +399,8 @@ class _Life:
             self.place = replace(
                 self.place, rank=rank, ranks=now.ranks, local_ranks=now.beside(rank), restarts=now.number, roster=now
             )
+            # Scripts ask the environment. A spare, and a rank behind an empty seat, began with other numbers.
+            os.environ.update(RANK=str(rank), WORLD_SIZE=str(now.ranks), LOCAL_WORLD_SIZE=str(self.place.local_ranks))
 
     def _stops_waiting(self) -> bool:
         """A process in no group, which may be a spare, hears of its device here; of a stop, see `_stops_alone`."""
@@ -587,9 +589,9 @@ def _run_script(
     marks = link.job.marks(place.seat) if place.stays else folder  # each rank finds those of its predecessor alone
     sample_marks.begin(marks, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     try:
-        train = worker.load_train(order.facts.path, order.argv)
-        link.send(RankStarted(place.restarts, place.rank, os.getpid()))
-        with group_is_here():
+        with group_is_here():  # some scripts do all of it while they are imported
+            train = worker.load_train(order.facts.path, order.argv)
+            link.send(RankStarted(place.restarts, place.rank, os.getpid()))
             train(session, **worker.bind(train, order.arguments))
         session._finish()
     except HoldfastError:

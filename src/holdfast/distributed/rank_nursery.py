@@ -211,6 +211,10 @@ class RankNursery(Nursery):
         "holdfast.cli.train",
     )
 
+    def _import_torch(self) -> None:
+        super()._import_torch()
+        importlib.import_module("holdfast.distributed.script_calls").install()  # before modules of the user's choice
+
     def _live(self, config: dict[str, Any], fds: list[int]) -> int:
         main: Any = importlib.import_module("holdfast.__main__").main  # what a fresh interpreter would run
         if sys.platform != "win32":

@@ -29,11 +29,16 @@ from holdfast.base import enumeration
 from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
 from holdfast.integrations.data import Followed, follow
-from holdfast.integrations.outside import Keep, connect
+from holdfast.integrations.outside import Keep, connect, several_processes
 from holdfast.run.messages import Note, ScriptEpoch
 from holdfast.state.protected import KEPT
 from holdfast.worker.kept_values import Kept, Meter
 from holdfast.worker.session_context import named_by_kind
+
+SEVERAL = (
+    "several processes train: holdfast.attach keeps nothing of them, and restarts go on from the script's own"
+    " checkpoints; `holdfast launch` protects several processes"
+)
 
 
 def attach(model: torch.nn.Module, optimizer: Any, loader: Any, **more: Any) -> AttachedLoader:
@@ -68,6 +73,9 @@ class AttachedLoader:
         self._kept = Kept()
         outside = connect()
         if outside is None:
+            return
+        if several_processes():
+            outside.detach(SEVERAL)
             return
         self._followed = follow(loader)
         self._followed.on_note = lambda text: outside.send(Note(text))

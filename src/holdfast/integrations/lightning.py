@@ -75,7 +75,7 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
             return
         self._trainer = trainer
         if trainer.world_size > 1:
-            self._say("several processes train: the Trainer's own checkpoints are used for restarts")
+            self._outside.detach("several processes train: the Trainer's own checkpoints are used for restarts")
             self._outside = None
             return
         trainer.callbacks.remove(self)

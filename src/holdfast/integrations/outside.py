@@ -23,7 +23,7 @@ from holdfast.base.board import Board, Phase
 from holdfast.base.channel import Channel, Closed, connect_back
 from holdfast.base.dataclass_json import read_strictly
 from holdfast.base.errors import InternalError, UserError
-from holdfast.run.messages import Attach, AttachAnswer, Message, SlotsWanted
+from holdfast.run.messages import Attach, AttachAnswer, Detach, Message, Note, SlotsWanted
 from holdfast.run.settings import Settings
 from holdfast.state import snapshot
 from holdfast.state.protected import Protected
@@ -92,6 +92,14 @@ class Outside:
         with contextlib.suppress(Closed, OSError):
             self._channel.send(message.to_json())
 
+    def detach(self, why: str) -> None:
+        """Nothing of this process is handed out: it is watched, and restarted, as one without an integration."""
+        self.send(Note(why))
+        self.send(Detach())
+        hook = sys.modules.get("_holdfast_hook")
+        if hook is not None:
+            hook._attached = False  # type: ignore[attr-defined]
+
 
 def connect() -> Outside | None:
     """The supervisor of this process; None where there is none, or where another process of the run has it."""
@@ -112,6 +120,17 @@ def connect() -> Outside | None:
     if hook is not None:
         hook._attached = True  # type: ignore[attr-defined]
     return Outside(channel, board, told)
+
+
+def several_processes() -> bool:
+    """Whether this is one of several processes that train a model together, as torchrun says it or torch knows it.
+
+    The state of one of them is of no use after a restart: the others would begin with another.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size() > 1
+    said = os.environ.get("WORLD_SIZE", "")
+    return said.isdecimal() and int(said) > 1
 
 
 def begin_at(path: str) -> bool:

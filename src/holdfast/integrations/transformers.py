@@ -82,8 +82,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         if self._outside is None:
             return
         if args.world_size > 1:
-            text = "several processes train: the Trainer's own checkpoints are used for restarts"
-            self._outside.send(Note(text))
+            self._outside.detach("several processes train: the Trainer's own checkpoints are used for restarts")
             self._outside = None
             return
         if self._keep is None:

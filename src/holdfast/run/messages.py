@@ -92,6 +92,11 @@ class Attach(Message):
 
 
 @dataclass(frozen=True)
+class Detach(Message):
+    """A script that attached itself hands nothing out after all: after a fault it goes on as any other script does."""
+
+
+@dataclass(frozen=True)
 class AttachAnswer(Message):
     """What a script that attached itself goes on from."""
 

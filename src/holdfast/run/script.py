@@ -31,6 +31,8 @@ class Facts:
     """`train` takes any keyword, or was not defined here and cannot be read: the worker will check."""
     imports: tuple[str, ...]
     """Top-level modules it imports, for the nursery to have ready."""
+    required: tuple[str, ...] = ()
+    """Of the parameters those without a default."""
 
 
 def read(path: Path) -> Facts:
@@ -65,18 +67,33 @@ def _facts(path: Path, tree: ast.Module) -> Facts:
                 hints=["write `def train(session: holdfast.Session) -> None:`"],
             )
         keywords = (*names[1:], *(argument.arg for argument in arguments.kwonlyargs))
-        return Facts(path, keywords, arguments.kwarg is not None, imports)
+        by_name = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        needed = [argument.arg for argument, default in by_name if default is None]
+        required = (*names[1 : len(names) - len(arguments.defaults)], *needed)
+        return Facts(path, keywords, arguments.kwarg is not None, imports, required)
     if not _binds_train(tree.body):
-        raise no_train(path)
+        raise no_train(path, _as_it_is(path, imports))
     return Facts(path, (), True, imports)
 
 
-def no_train(path: Path) -> UserError:
+def no_train(path: Path, *more: str) -> UserError:
+    """`more` are hints that only the source shows."""
     return UserError(
         f"{path} has no `train(session)`",
         cause="holdfast calls this function to train",
-        hints=["put the training loop into `def train(session: holdfast.Session) -> None:`"],
+        hints=["put the training loop into `def train(session: holdfast.Session) -> None:`", *more],
     )
+
+
+def _as_it_is(path: Path, imports: Iterable[str]) -> str:
+    """How a script is run that was written for no holdfast."""
+    several = [name for name in imports if name.startswith(_FOR_SEVERAL)]
+    command = f"torchrun --nproc-per-node 2 {path}" if several else f"python {path}"
+    return f"`holdfast run -- {command}` runs it as it is, and restarts it from its own checkpoints"
+
+
+_FOR_SEVERAL = ("torch.distributed", "torch.nn.parallel", "torch.utils.data.distributed", "accelerate")
+"""Modules of scripts that several processes run."""
 
 
 def _not_found(path: Path) -> UserError:
@@ -114,6 +131,17 @@ def _imports(body: Iterable[ast.stmt]) -> Iterable[str]:
 
 def check_arguments(facts: Facts, arguments: dict[str, str]) -> None:
     """Every key must be a keyword parameter of the script's `train`."""
+    missing = [name for name in facts.required if name not in arguments]
+    if missing:
+        raise UserError(
+            f"`train` in {facts.path.name} needs {', '.join(missing)}",
+            cause="holdfast calls it with the session alone, and with what was given as key=value",
+            hints=[
+                f"give a value, `{missing[0]}=…`, or a default in `def train(session, …)`",
+                "if it is another function, rename it, and write a `train(session)` that calls it",
+                _as_it_is(facts.path, facts.imports),
+            ],
+        )
     for key in arguments:
         if facts.open_ended or key in facts.parameters:
             continue

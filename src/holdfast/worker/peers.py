@@ -83,6 +83,14 @@ class Peers(Protocol):
         """Everything is as it was in the snapshot; what belongs to a rank alone is made its own again."""
         ...
 
+    def open_body(self, batch: Batch | None) -> None:
+        """The body of a loop begins, with this rank's share of the batch. The script may compute in it by itself."""
+        ...
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """The script calls `optimizer.step()` by itself, with the gradients of this rank's share."""
+        ...
+
     def begin_step(self, batch: Batch | None) -> None:
         """A step is about to be tried, on this rank's share of the batch."""
         ...
@@ -141,6 +149,12 @@ class Alone:
         return None
 
     def landed(self, context: Trained) -> None:
+        return None
+
+    def open_body(self, batch: Batch | None) -> None:
+        return None
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         return None
 
     def begin_step(self, batch: Batch | None) -> None:

@@ -33,6 +33,7 @@ import torch
 from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
 from holdfast.data.any_loader import AnyLoader, is_loader
+from holdfast.data.distributed_sampler import shared_loader
 from holdfast.data.loader import Loader
 from holdfast.faults.bad_samples import Charge, attach
 from holdfast.faults.ladder import Rung
@@ -46,7 +47,7 @@ from holdfast.worker.commits import Commits
 from holdfast.worker.epoch_loops import check_reached
 from holdfast.worker.kept_values import Kept, Meter
 from holdfast.worker.loop_head import LoopHead, place_of_caller
-from holdfast.worker.peers import Peers
+from holdfast.worker.peers import Alone, Peers
 from holdfast.worker.position import Position
 from holdfast.worker.restore import restore
 from holdfast.worker.retry import Attempts, Samples
@@ -183,12 +184,14 @@ class Session:
                 hints=["pass everything in one call: `session.protect(model=…, optimizer=…, data=…)`"],
             )
         found = named_by_kind(positional, named)
-        objects = {name: AnyLoader(each) if is_loader(each) else each for name, each in found.items()}
+        objects = {name: self._followed(each) if is_loader(each) else each for name, each in found.items()}
         if KEPT in objects:
             raise UserError(f"`{KEPT}` is the name of what the session itself keeps", hints=["protect it by another"])
         self._context.protect({**objects, KEPT: self._kept})
         self._attempts.protect()
         for optimizer in self._context.known_optimizers():
+            if self.ranks > 1:
+                optimizer.register_step_pre_hook(lambda stepping, *_: self._steps_by_hand(stepping))
             optimizer.register_step_post_hook(lambda *_: self._stepped_by_hand())
         self._commits.landing = restore(self._context)
         if self._commits.landing is not None:
@@ -214,6 +217,13 @@ class Session:
                 loader.source.on_progress = self.progress
                 loader.source.on_note = lambda text: self._context.link.send(Note(text))
 
+    def _followed(self, loader: Any) -> Loader | AnyLoader:
+        """A loader of somebody else's, as a session follows it."""
+        shared = None
+        if not isinstance(self._context.peers, Alone):
+            shared = shared_loader(loader, rank=self.rank, ranks=self.ranks)
+        return AnyLoader(loader) if shared is None else shared
+
     # -- the loop ------------------------------------------------------------------------------------------
 
     @property
@@ -233,6 +243,7 @@ class Session:
                 self._commits.commit(CommitPoint.FREE)
                 if self._commits.stopping:
                     self._commits.stop()
+                self._context.peers.open_body(None)
         return self._position.step
 
     @property
@@ -327,6 +338,10 @@ class Session:
             if self._commits.landing is None:
                 self._commits.offers.make()  # of a value that was logged inside of the step
         context.enter(Phase.LOOP)
+
+    def _steps_by_hand(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._commits.busy and not self._context.replaying:
+            self._context.peers.before_update(optimizer)
 
     def _stepped_by_hand(self) -> None:
         """`optimizer.step()` of the script's own: a step like any other, committed with the body it is in."""

@@ -243,6 +243,8 @@ class SessionContext:
         for name, value in self.objects.items():
             if value is data or (isinstance(value, AnyLoader) and value.loader is data):
                 return name
+            if isinstance(value, Loader) and data is not None and value.stands_for is data:
+                return name
         if not isinstance(data, Loader) and not is_loader(data):
             raise UserError(
                 f"session.batches takes a holdfast.Loader or a DataLoader, not a {type(data).__name__}",

@@ -186,6 +186,7 @@ class TrainingLoop:
                     _count_on(batch.index - context.begun)
                 landing = None
             opened = self.open = OpenBatch(name, data, batch, context.position.step)
+            context.peers.open_body(batch)
             try:
                 yield batch.value
             except GeneratorExit:

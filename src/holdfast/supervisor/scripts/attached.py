@@ -20,6 +20,7 @@ from holdfast.base.channel import Channel, Closed
 from holdfast.run.messages import (
     Attach,
     AttachAnswer,
+    Detach,
     EpochEnded,
     Log,
     Loggers,
@@ -58,6 +59,7 @@ class Attached:
         self._stop_at: float | None = None
         self._rows: dict[type[Message], Callable[[Any, ScriptRun], None]] = {
             Attach: self._attach,
+            Detach: lambda *_: self.forget(),
             SlotsWanted: lambda said, _: context.give_slots(said.capacity, self._send, by_path=True),
             Log: lambda said, _: context.teller.log(said.step, said.epoch, said.values),
             ScriptEpoch: self._epoch,

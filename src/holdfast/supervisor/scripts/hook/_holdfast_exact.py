@@ -40,6 +40,8 @@ def _exact_step(optimizer, args, kwargs, getpid=os.getpid):
         if _hook._mine != getpid():
             return
         try:
+            if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+                raise RuntimeError("several processes train one model, and each has a state of its own")
             _engine = _exact_module("engine").start() or False
         except Exception as error:
             _engine = False
