@@ -168,6 +168,20 @@ def test_a_sampler_of_the_scripts_own() -> None:
         list(every)
 
 
+class Drawn(DistributedSampler[Any]):
+    """Draws from a generator that it keeps: each time another order."""
+
+    source = torch.Generator().manual_seed(1)
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(64, generator=self.source).tolist()[self.rank :: self.num_replicas])
+
+
+def test_a_sampler_that_gives_another_order_each_time_is_refused() -> None:
+    with pytest.raises(UserError, match="a Drawn gives another order each time it is asked"):
+        list(AllReplicas(Drawn(TensorDataset(torch.arange(64)), 2, 0), 2, False))
+
+
 def test_loaders_that_no_sampler_shares_out() -> None:
     data = TensorDataset(torch.arange(8))
     assert shared_loader(DataLoader(data, shuffle=True), rank=0, ranks=2) is None

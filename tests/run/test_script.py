@@ -118,6 +118,11 @@ def test_a_train_of_the_scripts_own_is_found_before_anything_starts(tmp_path: Pa
     script.check_arguments(facts, {"loader": "x", "epochs": "3"})
 
 
+def test_a_decorator_may_give_what_train_needs(tmp_path: Path) -> None:
+    facts = script.read(written(tmp_path, "@with_config\ndef train(session, config): ..."))
+    script.check_arguments(facts, {})
+
+
 def test_train_inside_a_function_or_class_does_not_count(tmp_path: Path) -> None:
     refused(written(tmp_path, "def outer():\n    def train(session): ..."))
     refused(written(tmp_path, "class Trainer:\n    def train(self, session): ..."))

@@ -67,6 +67,9 @@ say(); lock.acquire()""",
 event = threading.Event(); signal.signal(signal.SIGALRM, lambda *_: None)
 signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
 say(); event.wait()""",
+    "its own alarm": """
+event = threading.Event(); signal.signal(signal.SIGALRM, lambda *_: event.set()); signal.alarm(300)
+say(); event.wait()""",
     "nothing, it sleeps": "say(); time.sleep(300)",
     "nothing, it computes": "say()\nwhile True: pass",
 }

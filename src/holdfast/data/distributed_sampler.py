@@ -77,7 +77,14 @@ class AllReplicas:
 
     def _parts(self) -> list[list[Any]]:
         if type(self._theirs).__iter__ is not DistributedSampler.__iter__:
-            return [list(self._for(rank)) for rank in range(self.replicas)]
+            parts = [list(self._for(rank)) for rank in range(self.replicas)]
+            if list(self._for(0)) != parts[0]:
+                raise UserError(
+                    f"a {type(self._theirs).__name__} gives another order each time it is asked",
+                    cause="the parts of the ranks would be of different orders: samples left out, and used twice",
+                    hints=["seed its generator with the epoch in `__iter__`, as torch's DistributedSampler does"],
+                )
+            return parts
         # torch would put all samples in order once for each rank: all at once are those of a single one.
         every = self._for(0)
         every.num_replicas, every.num_samples = 1, every.total_size

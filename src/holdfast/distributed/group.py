@@ -143,11 +143,17 @@ class Group(JoinedRanks):
         if batch is None or self._context is None or batch.has_mean_part(self.ranks):
             return
         every = (each for module in self._context.modules() for each in module.parameters())
-        self._hooks = _weighing(batch.share * self.ranks, (each for each in every if not is_shared_out(each)))
+        once = {id(each): each for each in every if not is_shared_out(each)}  # one may be in two protected modules
+        self._hooks = _weighing(batch.share * self.ranks, once.values())
 
-    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """No wrapper has exchanged these gradients, and no step of ours will: without this ranks would drift apart."""
         own = self._own_part([optimizer])
+        if own and closure:
+            raise UserError(
+                "`optimizer.step(closure)` computes gradients that the ranks cannot bring together",
+                hints=["use `session.step`, or put the model into DistributedDataParallel"],
+            )
         if own:
             # A rank that takes no step here, as a GradScaler may decide, votes about something else.
             self._agree(self._vote(About.GRADIENTS, *self._numbers(None)))
@@ -164,7 +170,8 @@ class Group(JoinedRanks):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._handed = False
+        if self._handed:
+            self._handed_in()  # unread, the row after the next would take its place before another rank has read it
         self._share = 1.0 / self.ranks
 
     # -- one step ------------------------------------------------------------------------------------------
@@ -576,6 +583,7 @@ class Group(JoinedRanks):
     def _handed_in(self) -> Sequence[Sequence[float]]:
         """What all ranks said when this body began. Nobody waits, if a wrapper has exchanged gradients since."""
         assert self._shared is not None
+        self._handed = False
         try:
             with self._talking():
                 return self._shared.read(self._check_connections)

@@ -37,7 +37,7 @@ _ELSEWHERE = 2 * _PLACE
 _PAGE = 3 * _PLACE
 """Two rows, and where this rank is."""
 _NUMBER = struct.Struct("<q")
-_TOO_LONG = 1.0
+_TOO_LONG = 10.0
 """Seconds. A rank may have marked an exchange that is over, and have lost its processor."""
 _AT_ONCE = 50
 """Looks without a pause; a rank that is not there by then may have lost its processor."""

@@ -70,6 +70,8 @@ def _facts(path: Path, tree: ast.Module) -> Facts:
         by_name = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         needed = [argument.arg for argument, default in by_name if default is None]
         required = (*names[1 : len(names) - len(arguments.defaults)], *needed)
+        if function.decorator_list:  # which may give them
+            required = ()
         return Facts(path, keywords, arguments.kwarg is not None, imports, required)
     if not _binds_train(tree.body):
         raise no_train(path, _as_it_is(path, imports))

@@ -87,8 +87,11 @@ class Peers(Protocol):
         """The body of a loop begins, with this rank's share of the batch. The script may compute in it by itself."""
         ...
 
-    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """The script calls `optimizer.step()` by itself, with the gradients of this rank's share."""
+    def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        """The script calls `optimizer.step()` by itself, with the gradients of this rank's share.
+
+        `closure`: those are not the ones it updates with, it computes them anew.
+        """
         ...
 
     def begin_step(self, batch: Batch | None) -> None:
@@ -154,7 +157,7 @@ class Alone:
     def open_body(self, batch: Batch | None) -> None:
         return None
 
-    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_update(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         return None
 
     def begin_step(self, batch: Batch | None) -> None:

@@ -191,7 +191,7 @@ class Session:
         self._attempts.protect()
         for optimizer in self._context.known_optimizers():
             if self.ranks > 1:
-                optimizer.register_step_pre_hook(lambda stepping, *_: self._steps_by_hand(stepping))
+                optimizer.register_step_pre_hook(self._steps_by_hand)
             optimizer.register_step_post_hook(lambda *_: self._stepped_by_hand())
         self._commits.landing = restore(self._context)
         if self._commits.landing is not None:
@@ -339,9 +339,10 @@ class Session:
                 self._commits.offers.make()  # of a value that was logged inside of the step
         context.enter(Phase.LOOP)
 
-    def _steps_by_hand(self, optimizer: torch.optim.Optimizer) -> None:
+    def _steps_by_hand(self, optimizer: torch.optim.Optimizer, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not self._commits.busy and not self._context.replaying:
-            self._context.peers.before_update(optimizer)
+            closure = named.get("closure", given[1] if len(given) > 1 else None)  # the first one is the optimizer
+            self._context.peers.before_update(optimizer, closure=closure is not None)
 
     def _stepped_by_hand(self) -> None:
         """`optimizer.step()` of the script's own: a step like any other, committed with the body it is in."""

@@ -74,12 +74,12 @@ def signal_wait(thread: Thread, left: float | None) -> Finding:
     """Somebody may send a signal, unless the process would not even notice it."""
     if left is not None:
         return Finding(Grade.WAITS, "timer", "it waits with a deadline", left)
-    if thread.call == "pause" and not _heard_signals(thread.pid):
+    if thread.call == "pause" and not caught_signals(thread.pid):
         return Finding(Grade.STUCK, "signal", "it waits for a signal and has all of them blocked")
     return Finding(Grade.WAITS, "signal", "it waits for a signal")
 
 
-def _heard_signals(pid: int) -> int:
+def caught_signals(pid: int) -> int:
     """The signals it has a handler for and does not block."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:

@@ -6,12 +6,17 @@
 
 Every thread waits for a lock or another thread of its own process, none of them with a deadline, and none has moved
 between the two looks. Nobody outside the process can end such a wait, and inside nobody runs. A signal could: a thread
-that a signal wakes has moved. Where a system does not show the waits of threads, nothing is ever proven.
+that a signal wakes has moved, and a process that catches a timer's signal is left alone. Where a system does not show
+the waits of threads, nothing is ever proven.
 """
 
 from __future__ import annotations
 
+from holdfast.supervisor.waits.calls import caught_signals
 from holdfast.supervisor.waits.threads import Thread, main_thread, remaining, threads
+
+_TIMERS = 1 << 13 | 1 << 25 | 1 << 26
+"""SIGALRM, SIGVTALRM and SIGPROF in a mask: `signal.alarm` around a wait is a deadline."""
 
 
 class Deadlock:
@@ -40,7 +45,9 @@ def _waits(pid: int) -> dict[int, int]:
     if main is None or not _for_its_own(main):  # as a rule this one says it, and the others need not be asked
         return {}
     everyone = threads(pid)
-    return {each.tid: each.switches for each in everyone} if all(map(_for_its_own, everyone)) else {}
+    if not all(map(_for_its_own, everyone)) or caught_signals(pid) & _TIMERS:
+        return {}
+    return {each.tid: each.switches for each in everyone}
 
 
 def _for_its_own(thread: Thread) -> bool:
