@@ -122,6 +122,19 @@ def test_data_that_cannot_be_shared_are_refused_before_the_first_step(tmp_path: 
     assert not list(launch.seen.iterdir())
 
 
+@launching
+@pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "no wrapper"])
+def test_a_closure_needs_a_wrapper(tmp_path: Path, wrapped: bool) -> None:
+    """Without one each rank would update with gradients of its own."""
+    with launched(tmp_path, 2, wrapped=wrapped, closure=True) as launch:
+        ended = launch.finish() if wrapped else launch.end()
+    if wrapped:
+        check_weights(launch, 2)
+        return
+    said = "`optimizer.step(closure)` computes gradients that the ranks cannot bring together"
+    assert launch.process.returncode == 2 and said in ended["error"]["message"], ended
+
+
 # -- without a launch ------------------------------------------------------------------------------------------------
 
 

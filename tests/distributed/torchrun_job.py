@@ -4,8 +4,9 @@ It takes functions of torch.distributed by name and calls them while it is impor
 rank differently, gives each rank a sampler of its own, and calls `backward()` and `optimizer.step()` itself. `wrapped`:
 the model is in DistributedDataParallel; without it nobody has said how gradients are exchanged. `data`: "sampler" is a
 DataLoader with a DistributedSampler, "loader" a holdfast.Loader, "both" a Loader with such a sampler, "unlike" a Loader
-whose dataset is shorter in rank 1. `gathers` has the ranks add up a number after each step; `die="1:5"` kills rank 1
-after its step 5, before that, once. `seen` and `wait` as in job.py.
+whose dataset is shorter in rank 1. `gathers` has the ranks add up a number after each step; `closure` gives the
+optimizer a function to call; `die="1:5"` kills rank 1 after its step 5, before that, once. `seen` and `wait` as in
+job.py.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def train(
     wrapped: bool = True,
     data: str = "sampler",
     gathers: bool = False,
+    closure: bool = False,
     die: str = "",
     seen: str = "",
     wait: str = "",
@@ -67,7 +69,7 @@ def train(
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(x), y)
             loss.backward()
-            optimizer.step()
+            optimizer.step(loss.item if closure else None)
             if die == f"{RANK}:{step}" and session.run.generation < 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             if gathers:
