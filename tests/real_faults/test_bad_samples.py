@@ -91,7 +91,7 @@ def test_the_device_is_not_blamed_for_a_sample_that_kills(drive: Drive) -> None:
 def test_nobody_blames_the_device_for_what_happens_over_the_data(drive: Drive) -> None:
     """Loader processes that are killed and stopped, and a worker that crashes over data that can be read."""
     settings = {**SOON, "loader.stuck_floor": "1s"}
-    run = drive(faults="loader_kill@4,loader_stop@9", workers=2, device="pretend:0", settings=settings)
+    run = drive(faults="loader_kill@4,loader_stop@12", workers=2, device="pretend:0", settings=settings)
     assert run.outcome.state == "FINISHED", run.story()
     blamed = [event.data["blame"] for event in run.of("verdict")]
     assert blamed[0] == "outside" and blamed[1:] in (["outside"], ["unknown"]), (

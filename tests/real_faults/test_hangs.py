@@ -104,7 +104,7 @@ def test_hang_in_the_data_and_in_the_evaluation(drive: Drive, reference: Drive) 
 
 @pytest.mark.all
 def test_the_second_hang_at_one_step_moves_to_the_next_rung(drive: Drive, reference: Drive) -> None:
-    run = drive(faults="hang@5,hang@5", device="pretend:0", settings=SOON)
+    run = drive(faults="sigstop@5,sigstop@5", device="pretend:0", settings=SOON)
     assert_exact(run, reference(), faults=2)
     assert run.actions() == ["replace", "next_rung"]
     assert [event.data["after"] for event in run.of("moved")] == ["cpu"]
