@@ -12,7 +12,7 @@ QUICK_LOADER = {"loader.stuck_floor": "1s"}
 
 @pytest.mark.all
 def test_killed_and_stuck_children_are_respawned(drive: Drive, reference: Drive) -> None:
-    """Each is noticed when a batch of that child is due: in the next epoch at the latest, for an epoch is read ahead."""
+    """Each is noticed when a batch of that child is due: an epoch is read ahead, so in the next one at the latest."""
     run = drive(faults="loader_kill@4,loader_stop@12", workers=2, settings=QUICK_LOADER)
     assert_exact(run, reference(), faults=2)  # the same bits as without loader children
     assert run.faults() == ["loader_died", "loader_stuck"]
