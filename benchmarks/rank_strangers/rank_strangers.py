@@ -16,11 +16,9 @@ import argparse
 import itertools
 import json
 import os
-import pickle
 import shutil
 import signal
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -33,57 +31,15 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
+import other_people  # noqa: E402
 from common import machine, versions, write  # noqa: E402
+from other_people import Skip, nothing  # noqa: E402
 
 from holdfast.run.folder import list_runs  # noqa: E402
 
 RESULT = HERE.parent / "results" / "ranks-strangers-cpu.json"
 RANKS = 2
 LIMIT = 600.0
-
-
-# Data -------------------------------------------------------------------------------------------------------------
-
-
-def digits(folder: Path) -> None:
-    """Files in the format of MNIST, where the script looks for them."""
-    import numpy as np
-
-    raw, dice = folder / "data" / "MNIST" / "raw", np.random.default_rng(0)
-    raw.mkdir(parents=True)
-    for word, count in (("train", 640), ("t10k", 64)):
-        pictures = dice.integers(0, 256, (count, 28, 28), dtype=np.uint8).tobytes()
-        (raw / f"{word}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + pictures)
-        labels = dice.integers(0, 10, count, dtype=np.uint8).tobytes()
-        (raw / f"{word}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels)
-
-
-def pictures(folder: Path) -> None:
-    import numpy as np
-    from PIL import Image
-
-    dice = np.random.default_rng(0)
-    for split, count in (("train", 17), ("val", 4)):
-        for label in range(8):
-            place = folder / "pictures" / split / f"kind{label}"
-            place.mkdir(parents=True)
-            for number in range(count):
-                Image.fromarray(dice.integers(0, 256, (72, 72, 3), dtype=np.uint8)).save(place / f"{number}.png")
-
-
-def text(folder: Path) -> None:
-    import numpy as np
-
-    place, dice = folder / "data" / "tiny", np.random.default_rng(0)
-    place.mkdir(parents=True)
-    for split in ("train", "val"):
-        dice.integers(0, 64, 40000).astype(np.uint16).tofile(place / f"{split}.bin")
-    with (place / "meta.pkl").open("wb") as file:
-        pickle.dump({"vocab_size": 64}, file)
-
-
-def nothing(folder: Path) -> None:
-    """The script makes its own."""
 
 
 # Scripts ----------------------------------------------------------------------------------------------------------
@@ -112,6 +68,11 @@ class Stranger:
 
 _VISION = "references/classification"
 
+
+def _digits(folder: Path) -> None:
+    other_people.digits(folder, 640)
+
+
 STRANGERS = {
     "tutorial": Stranger(
         "pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8", "BSD-3-Clause",
@@ -124,7 +85,7 @@ STRANGERS = {
         ("--dataset=tiny", "--backend=gloo", "--device=cpu", "--compile=False", "--dtype=float32", "--n_layer=2",
          "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=4", "--gradient_accumulation_steps=4",
          "--max_iters=119", "--eval_interval=40", "--eval_iters=3", "--log_interval=10", "--dropout=0.1",
-         "--warmup_iters=5", "--lr_decay_iters=120"), text, 120,
+         "--warmup_iters=5", "--lr_decay_iters=120"), lambda folder: other_people.text(folder, 40000), 120,
         "no cuda device, data of random letters, a smaller network",
     ),
     "fsdp2": Stranger(
@@ -135,7 +96,7 @@ STRANGERS = {
     ),
     "mnist": Stranger(
         "narumiruna/pytorch-distributed-example", "e6d2beb002ffbd614f7cfd95f718195f4621ca19", "MIT", ("mnist/main.py",),
-        ("--epochs", "12", "--batch-size", "32", "--root", "data", "--init-method", "env://"), digits, 120,
+        ("--epochs", "12", "--batch-size", "32", "--root", "data", "--init-method", "env://"), _digits, 120,
         "rank and world size from the environment, random pictures",
     ),
     "vision": Stranger(
@@ -143,7 +104,7 @@ STRANGERS = {
         tuple(f"{_VISION}/{each}.py" for each in ("train", "utils", "presets", "sampler", "transforms")),
         ("--data-path", "pictures", "--device", "cpu", "--model", "squeezenet1_1", "-b", "4", "-j", "1", "--epochs",
          "2", "--lr", "0.001", "--train-crop-size", "64", "--val-crop-size", "64", "--val-resize-size", "72"),
-        pictures, 34,
+        lambda folder: other_people.pictures(folder, [f"kind{label}" for label in range(8)], 17, 72), 34,
         "backend gloo, no cuda device, random pictures",
     ),
     "min_ddp": Stranger(
@@ -153,7 +114,7 @@ STRANGERS = {
     ),
     "fabric": Stranger(
         "Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414", "Apache-2.0",
-        ("examples/fabric/image_classifier/train_fabric.py",), ("--batch-size", "32", "--epochs", "3"), digits, 30,
+        ("examples/fabric/image_classifier/train_fabric.py",), ("--batch-size", "32", "--epochs", "3"), _digits, 30,
         "the folder of the data, random pictures", held_out=True,
         env={"LT_CLI_USED": "1", "LT_ACCELERATOR": "cpu", "LT_STRATEGY": "ddp", "LT_DEVICES": "2"},
     ),
@@ -167,27 +128,13 @@ STRANGERS = {
 }  # fmt: skip
 
 
-class Skip(Exception):
-    """Why a script cannot be tried here."""
-
-
 def fetched(name: str, folder: Path, sources: Path, *, patched: bool) -> Path:
     """The script in a folder of its own, with its data; returns the path of the script."""
-    stranger = STRANGERS[name]
-    repository = sources / stranger.repository.replace("/", "+") / "repo"
-    if not repository.exists():
-        raise Skip(f"{stranger.repository} is not in {sources}")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for path in stranger.files:
-        order = ["git", "--git-dir", str(repository), "show", f"{stranger.commit}:{path}"]
-        (folder / Path(path).name).write_bytes(subprocess.run(order, capture_output=True, check=True).stdout)
-    for kind in ("cpu", "holdfast") if patched else ("cpu",):
-        order = ["git", "apply", "-p0", "--whitespace=nowarn", str(HERE / f"{name}.{kind}.patch")]
-        subprocess.run(order, cwd=folder, check=True, env={**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)})
-    stranger.data(folder)
+    kinds = ("cpu", "holdfast") if patched else ("cpu",)
+    script = other_people.fetched(STRANGERS[name], folder, sources, [HERE / f"{name}.{kind}.patch" for kind in kinds])
+    STRANGERS[name].data(folder)
     (folder / "record").mkdir()
-    return folder / Path(stranger.files[0]).name
+    return script
 
 
 # Runs -------------------------------------------------------------------------------------------------------------

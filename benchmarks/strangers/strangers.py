@@ -15,11 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import pickle
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -31,7 +29,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
+import other_people  # noqa: E402
 from common import machine, versions, write  # noqa: E402
+from other_people import Skip, nothing  # noqa: E402
 from tests.idioms.stamp import stamp  # noqa: E402
 
 from holdfast.run.folder import list_runs  # noqa: E402
@@ -50,50 +50,6 @@ NOTE = "though persistent_workers=True"
 """Part of what `holdfast run` says when it cannot train with the random numbers of the original."""
 STOPPED = 75
 """The exit code of a run that was asked to stop."""
-
-
-# Data -------------------------------------------------------------------------------------------------------------
-
-
-def digits(folder: Path) -> None:
-    """Files in the format of MNIST, where the script looks for them."""
-    import numpy as np
-
-    raw, dice = folder.parent / "data" / "MNIST" / "raw", np.random.default_rng(0)
-    raw.mkdir(parents=True, exist_ok=True)
-    for word, count in (("train", 320), ("t10k", 64)):
-        pictures = dice.integers(0, 256, (count, 28, 28), dtype=np.uint8).tobytes()
-        (raw / f"{word}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + pictures)
-        labels = dice.integers(0, 10, count, dtype=np.uint8).tobytes()
-        (raw / f"{word}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels)
-
-
-def pictures(folder: Path) -> None:
-    import numpy as np
-    from PIL import Image
-
-    dice = np.random.default_rng(0)
-    for split, count in (("train", 12), ("val", 4)):
-        for label in ("cat", "dog"):
-            place = folder / "pictures" / split / label
-            place.mkdir(parents=True, exist_ok=True)
-            for number in range(count):
-                Image.fromarray(dice.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(place / f"{number}.png")
-
-
-def text(folder: Path) -> None:
-    import numpy as np
-
-    place, dice = folder / "data" / "tiny", np.random.default_rng(0)
-    place.mkdir(parents=True, exist_ok=True)
-    for split in ("train", "val"):
-        dice.integers(0, 64, 4000).astype(np.uint16).tofile(place / f"{split}.bin")
-    with (place / "meta.pkl").open("wb") as file:
-        pickle.dump({"vocab_size": 64}, file)
-
-
-def nothing(folder: Path) -> None:
-    """The script makes its own."""
 
 
 # Scripts ----------------------------------------------------------------------------------------------------------
@@ -118,16 +74,21 @@ class Stranger:
     """The steps of its optimizer at which it is killed; other faults come at the fourth of them."""
 
 
+def _cats_and_dogs(folder: Path) -> None:
+    other_people.pictures(folder, ("cat", "dog"), 12, 64)
+
+
 STRANGERS = {
     "mnist": Stranger(
         "pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8", "BSD-3-Clause", ("mnist/main.py",),
-        ("--no-accel", "--batch-size", "16", "--epochs", "2", "--log-interval", "1", "--save-model"), digits,
+        ("--no-accel", "--batch-size", "16", "--epochs", "2", "--log-interval", "1", "--save-model"),
+        lambda folder: other_people.digits(folder.parent, 320),
         r"Train Epoch|Test set", r"^$", (3, 14, 15, 27, 33),
     ),
     "imagenet": Stranger(
         "pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8", "BSD-3-Clause", ("imagenet/main.py",),
         ("-a", "squeezenet1_1", "--no-accel", "--seed", "0", "--epochs", "2", "-b", "4", "-j", "1", "-p", "1",
-         "--lr", "0.001", "pictures"), pictures,
+         "--lr", "0.001", "pictures"), _cats_and_dogs,
         r"^Epoch|^Test| \* Acc", r"(Time|Data)\s+[\d.]+ \(\s*[\d.]+\)", (2, 5, 6, 9, 12),
     ),
     "nanogpt": Stranger(
@@ -136,7 +97,7 @@ STRANGERS = {
         ("--dataset=tiny", "--device=cpu", "--compile=False", "--dtype=float32", "--n_layer=2", "--n_head=2",
          "--n_embd=32", "--block_size=16", "--batch_size=4", "--gradient_accumulation_steps=2", "--max_iters=30",
          "--eval_interval=10", "--eval_iters=3", "--log_interval=1", "--dropout=0.1", "--warmup_iters=5",
-         "--lr_decay_iters=30"), text,
+         "--lr_decay_iters=30"), lambda folder: other_people.text(folder, 4000),
         r"^step|^iter", r", time [\d.]+ms, mfu -?[\d.]+%", (3, 9, 10, 17, 25),
     ),
     "ppo": Stranger(
@@ -149,38 +110,18 @@ STRANGERS = {
         ("train.py", "timm/"),
         ("--data-dir", "pictures", "--model", "test_resnet", "--num-classes", "2", "--epochs", "2", "-b", "4",
          "-j", "1", "--device", "cpu", "--seed", "0", "--log-interval", "1", "--warmup-epochs", "0", "--lr", "0.001",
-         "--sched-on-updates", "--output", "out", "--experiment", "x", "--val-split", "val"), pictures,
+         "--sched-on-updates", "--output", "out", "--experiment", "x", "--val-split", "val"), _cats_and_dogs,
         r"Train: |Test: ", r"Time: .*?/s\)\s*(?=LR|Loss|Acc)|Data: .*$|Time: [\d.]+ \([\d.]+\)|^.*?(?=Train:|Test:)",
         (2, 5, 6, 9, 12),
     ),
 }  # fmt: skip
 
 
-class Skip(Exception):
-    """Why a script cannot be tried here."""
-
-
 def fetched(name: str, folder: Path, sources: Path, *, patched: bool) -> Path:
     """The script in a folder of its own, with its data; returns the path of the script."""
-    stranger = STRANGERS[name]
-    repository = sources / stranger.repository.replace("/", "+") / "repo"
-    if not repository.exists():
-        raise Skip(f"{stranger.repository} is not in {sources}")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    git = ["git", "-C", str(repository)]
-    for path in stranger.files:
-        if path.endswith("/"):
-            archive = subprocess.run([*git, "archive", stranger.commit, path], capture_output=True, check=True).stdout
-            subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
-        else:
-            text = subprocess.run([*git, "show", f"{stranger.commit}:{path}"], capture_output=True, check=True).stdout
-            (folder / Path(path).name).write_bytes(text)
-    if patched:
-        order = ["git", "apply", "-p0", "--whitespace=nowarn", str(HERE / f"{name}.patch")]
-        subprocess.run(order, cwd=folder, check=True, env={**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)})
-    stranger.data(folder)
-    return folder / Path(stranger.files[0]).name
+    script = other_people.fetched(STRANGERS[name], folder, sources, [HERE / f"{name}.patch"] if patched else [])
+    STRANGERS[name].data(folder)
+    return script
 
 
 # Runs -------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.console.order import create, read_order
 from holdfast.distributed import rank as life
-from holdfast.distributed import roster
+from holdfast.distributed import rank_end, roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import JOB, LAUNCHER, RUN, Place
 from holdfast.run.folder import RunFolder
@@ -83,7 +83,7 @@ class Ranks:
             rank, self.ranks, rank, self.ranks, self.starts, os.getppid(), str(self.run.path), str(self.job.path),
             stays=self.stays,
         )  # fmt: skip
-        life.leave(life.live(self.order, place, lambda: self.run))
+        rank_end.leave(life.live(self.order, place, lambda: self.run))
 
     def weights(self) -> dict[str, list[float]]:
         from safetensors.torch import load_file

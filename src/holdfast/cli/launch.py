@@ -460,10 +460,10 @@ def _tell(folder: RunFolder | None, outcome: dict[str, Any], stopped_by: int | N
 
     from holdfast.cli import supervise
     from holdfast.cli.run_facts import Look
-    from holdfast.distributed import rank
+    from holdfast.distributed import rank_end
     from holdfast.supervisor.run_context import Outcome
 
-    code = rank._exit_code(outcome)
+    code = rank_end.exit_code(outcome)
     if outcome["state"] == RunState.STOPPED and stopped_by == signal.SIGINT:
         code = int(ExitCode.INTERRUPTED)
     found = outcome.get("error")
@@ -478,7 +478,7 @@ def _tell(folder: RunFolder | None, outcome: dict[str, Any], stopped_by: int | N
                 "the processes of this machine have ended; the run folder and the result are on the first machine"
             )
         return code
-    rank.settle(folder, {**outcome, "code": code})
+    rank_end.settle(folder, {**outcome, "code": code})
     folder.append(Event.now("end", state=outcome["state"], exit_code=code, error=found))
     folder.close()
     with contextlib.suppress(OSError, ValueError):  # nobody is there to read it; the code still counts

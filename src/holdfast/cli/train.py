@@ -76,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
         return stages.run(workload, args, output)
     order = read_order(args.script, args.words, device=args.device, seed=args.seed, argv=args.script_argv)
     if place is not None:  # torchrun started us: one of several
-        from holdfast.distributed import rank
+        from holdfast.distributed import rank, rank_end
 
-        rank.leave(rank.live(order, place, lambda: create(order, ranks=place.ranks)))
+        rank_end.leave(rank.live(order, place, lambda: create(order, ranks=place.ranks)))
     from holdfast.cli import planned
     from holdfast.cli.supervise import carry_out, rungs_for
 

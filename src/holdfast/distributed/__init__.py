@@ -15,7 +15,8 @@ Outside of the ranks, without torch:
 Between both:
     place.py, job.py                          which rank this is, and what outlives it
 In a rank:
-    rank.py, rank_link.py, rank_snapshots.py  its life, its way to the run folder, what it goes on from
+    rank.py, rank_end.py                      its life, and what it leaves behind
+    rank_link.py, rank_snapshots.py           its way to the run folder, what it goes on from
     joined_ranks.py, group.py, wrapped.py     ranks meet and vote; what they agree on; who exchanges gradients
     checked_commits.py                        the snapshot that ranks with parts of a model go back to
     share_keeper.py, share_rule.py, group_shares.py

@@ -266,14 +266,12 @@ class Group(JoinedRanks):
             if not self._brief or self._shared is None:
                 self._loss = loss.detach().clone()
                 return self._loss
-            with self._talking():
-                shared = self._shared.read(self._check_connections)
+            shared = self._read_shared()
             self._end_brief(shared)
             return loss.new_tensor(sum(row[0] for row in shared))
         if self.wrapped and self._brief and self._shared is not None and not self._own_part(optimizers):
             self._exchanging = False
-            with self._talking():
-                self._end_brief(self._shared.read(self._check_connections))
+            self._end_brief(self._read_shared())
             return self._of_all(loss)
         rows = self._vote(About.GRADIENTS, *self._numbers(loss if on_cpu else None))
         self._exchanging = False
@@ -582,13 +580,18 @@ class Group(JoinedRanks):
 
     def _handed_in(self) -> Sequence[Sequence[float]]:
         """What all ranks said when this body began. Nobody waits, if a wrapper has exchanged gradients since."""
-        assert self._shared is not None
         self._handed = False
+        try:
+            return self._read_shared()
+        except GroupBroken as error:
+            raise PeerLost(str(error)) from error
+
+    def _read_shared(self) -> Sequence[Sequence[float]]:
+        """What all ranks of this machine have handed in last."""
+        assert self._shared is not None
         try:
             with self._talking():
                 return self._shared.read(self._check_connections)
-        except GroupBroken as error:
-            raise PeerLost(str(error)) from error
         except NotTogether:
             raise other_steps() from None
 

@@ -239,14 +239,19 @@ def _carry_over(kept: list[Slot], arena: Arena) -> None:
         if commit is not None and commit.size <= target.capacity:
             target.begin(commit.sequence)
             target.payload(commit.size)[:] = slot.payload(commit.size)
-            target.commit(
-                sequence=commit.sequence,
-                step=commit.step,
-                generation=commit.generation,
-                size=commit.size,
-                resumable=commit.resumable,
-            )
+            _commit_like(target, commit)
             target.consider()
+
+
+def _commit_like(slot: Slot, head: Commit | PartCopy) -> None:
+    """What was written to the slot is that commit."""
+    slot.commit(
+        sequence=head.sequence,
+        step=head.step,
+        generation=head.generation,
+        size=head.size,
+        resumable=head.resumable,
+    )
 
 
 def _copy(slot: Slot, commit: Commit) -> memoryview | None:
@@ -345,13 +350,7 @@ class CopyReceiver:
             if not whole:
                 slot.begin(0)  # the first to be written to again
         if whole:
-            slot.commit(
-                sequence=head.sequence,
-                step=head.step,
-                generation=head.generation,
-                size=head.size,
-                resumable=head.resumable,
-            )
+            _commit_like(slot, head)
             self._mark_kept(head.seat)
             old = self._old.get(head.seat)
             if old:

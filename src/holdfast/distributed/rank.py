@@ -16,16 +16,15 @@ import importlib
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from holdfast.base import processes
 from holdfast.base.board import Phase
-from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
-from holdfast.distributed import rank_devices, rank_numbers, rank_undo, roster
+from holdfast.base.errors import HoldfastError, ScriptFailed
+from holdfast.distributed import rank_devices, rank_end, rank_numbers, rank_undo, roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import CORES, LAUNCHER, MACHINE, START_AGAIN, Place
 from holdfast.distributed.rank_devices import MOVED, Told
@@ -33,7 +32,6 @@ from holdfast.distributed.rank_numbers import Case
 from holdfast.distributed.rank_nursery import NESTED, RankNursery
 from holdfast.distributed.share_keeper import Policy
 from holdfast.faults.classification import Fault, Kind, classify_exception
-from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
 from holdfast.run.messages import RankStarted
 from holdfast.run.states import RunState
@@ -59,7 +57,7 @@ def live(order: Order, place: Place, make: Callable[[], RunFolder]) -> int:
     """Train as one of several; returns the exit code of this process. `make` makes the run folder, if nobody has."""
     job = Job(Path(place.job)) if place.job else Job.of_agent(place.agent, first=place.local_rank == 0)
     if job.outcome is not None:
-        return _code_of(job.outcome, place)
+        return rank_end.code_of(job.outcome, place)
     board = job.new_board(place.seat)
     _stop_politely(board)
     run = _run_folder(job, place, make)
@@ -68,9 +66,9 @@ def live(order: Order, place: Place, make: Callable[[], RunFolder]) -> int:
     try:
         _Life(order, place, job, board, run).to_the_end()
     except HoldfastError as error:
-        _end(job, error)
+        rank_end.write_down(job, error)
         if not place.watched:
-            _print(error)
+            rank_end.show(error)
     except _StartAgain as again:
         if job.outcome is None:
             job.leave(place.seat, again.why, **again.more)
@@ -78,19 +76,8 @@ def live(order: Order, place: Place, make: Callable[[], RunFolder]) -> int:
     if job.outcome is None:  # done, and it is for the rank that keeps the run folder to say so
         return 0
     if run is not None and not place.watched:
-        settle(run, job.outcome)
-    return _code_of(job.outcome, place)
-
-
-def leave(code: int) -> NoReturn:
-    """End this process at once: taking torch and its connections down in good order takes seconds, for nothing."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    from holdfast.worker import worker
-
-    worker._end_children()
-    os._exit(code)
+        rank_end.settle(run, job.outcome)
+    return rank_end.code_of(job.outcome, place)
 
 
 class _StartAgain(Exception):
@@ -100,28 +87,6 @@ class _StartAgain(Exception):
         super().__init__(why)
         self.why = why
         self.more = more
-
-
-def _end(job: Job, error: HoldfastError) -> None:
-    job.end({"state": RunState.GAVE_UP if isinstance(error, GaveUp) else RunState.FAILED, "error": error.to_json()})
-
-
-def settle(run: RunFolder, outcome: dict[str, Any]) -> None:
-    """The last word in run.json."""
-    code = int(outcome.get("code", _exit_code(outcome)))
-    run.update_info(state=outcome["state"], exit_code=code, ended=utc_now())
-
-
-def _exit_code(outcome: dict[str, Any]) -> int:
-    error = outcome.get("error")
-    if isinstance(error, dict):
-        return int(error.get("exit_code", ExitCode.NO))
-    return int(ExitCode.RESUME_ME if outcome.get("state") == RunState.STOPPED else ExitCode.OK)
-
-
-def _code_of(outcome: dict[str, Any], place: Place) -> int:
-    """For the agent: 0 where `holdfast launch` knows the outcome, since any other code means new ranks."""
-    return 0 if place.watched else _exit_code(outcome)
 
 
 # Before -----------------------------------------------------------------------------------------------------
@@ -249,7 +214,7 @@ class _Life:
             while not self._in_one_group():
                 step.free_memory(self.device)  # the objects of the script that was left
         except HoldfastError as error:  # said before this process ends: the others will ask why it has
-            _end(self.job, error)
+            rank_end.write_down(self.job, error)
             raise
         finally:
             outcome, link = self.job.outcome, self.link
@@ -259,7 +224,7 @@ class _Life:
             if link is not None and not isinstance(link, Writer) and outcome and outcome["state"] == RunState.GAVE_UP:
                 link = Writer.of_the_last(self.job, self.place, self.settings, self.board, link.snapshots)
             if isinstance(link, Writer):
-                _save_what_failed(link, self.job)
+                rank_end.save_what_failed(link, self.job)
                 link.teller.scalars.close()
 
     def _take_threads(self) -> None:
@@ -321,11 +286,11 @@ class _Life:
             self._go_on(group)
             return True
         except StopRun:
-            _stopped(self.link, self.job)
+            rank_end.stop(self.link, self.job)
             return True
         except RosterGone:
             if self.job.outcome is None and self.link is not None:  # the agent is gone: as if it had asked us to stop
-                _stopped(self.link, self.job)
+                rank_end.stop(self.link, self.job)
             return True
         except PeerLost as lost:
             if group is not None and group.looked and self.trial is not None:
@@ -434,7 +399,8 @@ class _Life:
         left_out = group.left_out() if self.place.stays else []
         self.trial = self._to_look_into(group)
         if isinstance(self.link, Writer):
-            _check_progress(self.job, self.link.snapshots.step, len(left_out), self.settings.retry.without_progress)
+            most = self.settings.retry.without_progress
+            rank_end.check_progress(self.job, self.link.snapshots.step, len(left_out), most)
         self.calls += 1
         try:
             _run_script(
@@ -455,7 +421,7 @@ class _Life:
                 self.job.note(_ONCE, {"error": failed.message})
                 raise _StartAgain("again", text=failed.message) from None
             raise
-        _finish(self.link, self.job)
+        rank_end.finish(self.link, self.job)
 
     def _to_look_into(self, group: Group) -> Case | None:
         """The step whose numbers were not finite, and which is still to come."""
@@ -539,16 +505,6 @@ def threads_asked(order: Order) -> bool:
     return isinstance(order.settings.run.threads, int) or threads_said(os.environ) is not None
 
 
-def _save_what_failed(link: Any, job: Job) -> None:
-    """It is over and not done: what is in memory is kept on disk, and the books are closed."""
-    outcome = job.outcome
-    if outcome is not None and outcome["state"] in (RunState.FAILED, RunState.GAVE_UP):
-        if outcome["state"] == RunState.GAVE_UP:
-            link.set_doubtful_aside()
-        link.save()
-        _close_books(link, job, str(outcome["state"]), None)
-
-
 def _run_script(
     order: Order,
     place: Place,
@@ -624,56 +580,3 @@ def _folder_for_runs(root: str | Path, job: Job) -> Path:
 
 def _where(place_in_script: str | None, place: Place) -> str:
     return f"{place_in_script} (rank {place.seat})" if place_in_script else f"in rank {place.seat}"
-
-
-def _check_progress(job: Job, step: int, left_out: int, most: int) -> None:
-    """New ranks again and again, and not one step committed: there is no point in going on.
-
-    Ranks also begin anew to leave out samples, which is progress.
-    """
-    known = job.noted("progress")
-    stalls = known and int(known.get("step", -1)) >= step and int(known.get("left_out", 0)) >= left_out
-    without = int(known.get("without", 0)) + 1 if stalls else 0
-    job.note("progress", {"step": step, "left_out": left_out, "without": without})
-    if without > most:
-        raise GaveUp(
-            f"the ranks were started {without} times without one committed step",
-            cause=f"each time one of them was lost before step {step + 1} was done",
-            hints=["`holdfast show` lists what happened to them"],
-        )
-
-
-# After ------------------------------------------------------------------------------------------------------
-
-
-def _finish(link: Any, job: Job) -> None:
-    """The result on disk, then the word that it is over: a rank lost in between is replaced and does this again."""
-    if hasattr(link, "run"):
-        digest = link.finish()
-        _close_books(link, job, RunState.FINISHED, digest)
-
-
-def _stopped(link: Any, job: Job) -> None:
-    if hasattr(link, "run"):
-        link.save()
-        _close_books(link, job, RunState.STOPPED, None)
-    # the others know that the state is saved, or will be by whoever is asked to go on
-
-
-def _close_books(link: Any, job: Job, state: str, digest: str | None) -> None:
-    from holdfast.worker import local_run
-
-    link.count_attempts()
-    receipt = local_run.receipt_of(link, survived=state == RunState.FINISHED, digest=digest)
-    link.run.put("receipt.json", receipt)
-    link.run.update_info(accounts=link.accounts.to_json(), best=link.teller.best.known)
-    job.end({"state": state, "saved": None if link.saved is None else str(link.saved.path)})
-
-
-def _print(error: HoldfastError) -> None:
-    from holdfast.console.output import print_error
-
-    with contextlib.suppress(Exception):
-        print_error(error)
-        if error.__cause__ is not None and "-v" in sys.argv:
-            traceback.print_exception(error.__cause__)
