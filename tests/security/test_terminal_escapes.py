@@ -254,7 +254,8 @@ MAY_PRINT = {
     "supervisor/keeper.py": "a child whose output is a log",
     "planning/measure.py": "a script",
     "worker/nursery.py": "a child: its output is the script's",
-    "distributed/rank_end.py": "a child: its output is the script's",
+    "distributed/rank.py": "a child: its output is the script's",
+    "distributed/rank_end.py": "the same child, at its end",
     "probes/wrong_kernels.py": "says what a driver says, in a child",
     "injection/chaos.py": "says what a driver says, in a child",
 }
